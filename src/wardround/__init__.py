@@ -1,0 +1,3 @@
+"""Federated learning for hospitals."""
+
+__version__ = "0.1.0"

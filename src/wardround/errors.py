@@ -1,0 +1,28 @@
+"""Errors that a person can act on.
+
+Everything a user can cause or mend is raised as one of these, with a message that says what is wrong and what to do.
+The command line prints the message as one line and exits with `exit_code`; any other exception is a fault of ours and
+keeps its traceback.
+"""
+
+
+class WardroundError(Exception):
+    """Something the user can mend; `str(error)` is the whole message."""
+
+    exit_code = 2
+
+
+class BadInput(WardroundError):
+    """A setting, a file or data that cannot be used; found before any work starts."""
+
+
+class RunFailed(WardroundError):
+    """A run that started and cannot go on: every site diverged, the disk is full, a round had no answers."""
+
+    exit_code = 1
+
+
+class SiteFailed(WardroundError):
+    """One site could not answer; the others go on. The message names the reason, the runner adds the site."""
+
+    exit_code = 1
