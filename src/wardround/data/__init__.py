@@ -1,0 +1,1 @@
+"""Where images come from and how they become sites."""

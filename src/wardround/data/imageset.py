@@ -34,9 +34,7 @@ class ImageSet:
                 f"{tuple(self.images.shape)}; convert them to 8-bit first"
             )
         if self.images.shape[-1] != self.images.shape[-2]:
-            raise BadInput(
-                f"images must be square, not {tuple(self.images.shape[-2:])}; crop or resize them first"
-            )
+            raise BadInput(f"images must be square, not {tuple(self.images.shape[-2:])}; crop or resize them first")
         for name, ids in (("labels", self.labels), ("site ids", self.sites), ("patient ids", self.patients)):
             if ids is not None and (ids.shape != (n,) or ids.dtype != torch.int64):
                 raise BadInput(

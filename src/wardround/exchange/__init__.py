@@ -1,0 +1,1 @@
+"""What crosses a site's boundary, and what it cost."""

@@ -1,0 +1,1 @@
+"""Training, evaluation and prediction: the one loop that every method uses."""

@@ -1,0 +1,1 @@
+"""Networks as named stages and a head, by name."""

@@ -1,0 +1,1 @@
+"""The run directory: events, checkpoints, results."""
