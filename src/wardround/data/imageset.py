@@ -80,8 +80,8 @@ class ImageSet:
     def sha256(self) -> str:
         """A hash of shape, pixels, labels and class names; the same content gives the same hash on any machine."""
         digest = hashlib.sha256(f"{tuple(self.images.shape)}|{self.classes}".encode())
-        digest.update(self.images.contiguous().cpu().numpy())
-        digest.update(self.labels.contiguous().cpu().numpy())
+        digest.update(memoryview(self.images.contiguous().cpu().numpy()))
+        digest.update(memoryview(self.labels.contiguous().cpu().numpy()))
         return digest.hexdigest()
 
 
@@ -91,7 +91,7 @@ def merge(parts: list[ImageSet]) -> ImageSet:
     for part in parts[1:]:
         if part.classes != first.classes or part.images.shape[1:] != first.images.shape[1:]:
             raise BadInput(
-                f"sets of different kinds cannot be merged: {len(first.classes)} classes {tuple(first.images.shape[1:])} "
+                f"sets of different kinds cannot merge: {len(first.classes)} classes {tuple(first.images.shape[1:])} "
                 f"and {len(part.classes)} classes {tuple(part.images.shape[1:])}; use the same classes and image size"
             )
 
