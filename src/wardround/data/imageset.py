@@ -80,8 +80,8 @@ class ImageSet:
     def sha256(self) -> str:
         """A hash of shape, pixels, labels and class names; the same content gives the same hash on any machine."""
         digest = hashlib.sha256(f"{tuple(self.images.shape)}|{self.classes}".encode())
-        digest.update(memoryview(self.images.contiguous().cpu().numpy()))
-        digest.update(memoryview(self.labels.contiguous().cpu().numpy()))
+        digest.update(self.images.contiguous().cpu().numpy().data)
+        digest.update(self.labels.contiguous().cpu().numpy().data)
         return digest.hexdigest()
 
 

@@ -1,0 +1,242 @@
+"""The coordinator's loop: ask, exchange, absorb, measure, commit; then deliver and personalise.
+
+Everything between two commits can be lost and done again with the same result, because state is a value and every
+random draw is derived from the round. So a killed run resumes and ends with the numbers it would have had.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wardround import tensorfile
+from wardround.data.federation import Federation
+from wardround.errors import RunFailed, SiteFailed
+from wardround.examine import Examiner
+from wardround.exchange.bundle import Bundle
+from wardround.exchange.inprocess import InProcess
+from wardround.exchange.ledger import Entry
+from wardround.learn.device import Device
+from wardround.learn.fit import Fit, Fitted
+from wardround.learn.predictor import Predictor
+from wardround.learn.side_by_side import Outcome, count_steps, train_many
+from wardround.learn.store import FitStore
+from wardround.methods.base import Context, Method
+from wardround.methods.state import State
+from wardround.progress import Silent
+from wardround.record.rundir import Checkpoint, RunDir, disk_errors
+from wardround.study import Study
+
+ABSORB_CHECKPOINT_SECONDS = 20.0
+
+
+@dataclass
+class Coordinator:
+    """One method on one study, recorded in one directory."""
+
+    study: Study
+    federation: Federation
+    method: Method
+    device: Device
+    run: RunDir
+    fits: FitStore
+    progress: Silent
+
+    def __post_init__(self) -> None:
+        settings = self.study.settings
+        self.examiner = Examiner(
+            self.federation, self.device, settings.train.precision, self.method.name, settings.seed
+        )
+        self.transport = InProcess(self.federation, self._train, self.device.workers, self._count)
+        self.memories: dict[str, str] = {}
+        self.began = time.monotonic()
+
+    def work(self) -> None:
+        """From wherever the record stands to the last predictor."""
+        checkpoint = self.run.checkpoint()
+        self.run.rewind(checkpoint)
+        if checkpoint is None:
+            state, round, answers = self.method.begin(self._context(0)), 0, {}
+        else:
+            state, round, answers = self.run.load(checkpoint.state), checkpoint.round, checkpoint.answers
+            self.memories = dict(checkpoint.memories)
+            self.began -= checkpoint.seconds
+        received: Mapping[str, Bundle]
+        while True:
+            ctx = self._context(round)
+            if answers:
+                received = self._stored_answers(answers)
+            else:
+                requests = self.method.ask(ctx, state)
+                if requests is None:
+                    break
+                received = self._exchange(ctx, requests)
+            state = self._absorb(ctx, state, received, answers)
+            if self._measure(round):
+                self._measure_shared(ctx, self.method.predictor(ctx, state))
+                self.examiner.forget()
+            round, answers = round + 1, {}
+            self._commit(round, state)
+        self._finish(self._context(max(round - 1, 0)), state, rounds=round)
+
+    # One round --------------------------------------------------------------------------------------------------------
+
+    def _exchange(self, ctx: Context, requests: dict[str, Bundle]) -> Mapping[str, Bundle]:
+        if not requests:
+            raise RunFailed(f"{self.method.name} asked no site in round {ctx.round + 1}; this is a fault of the method")
+
+        def remember(site: str, memory: State) -> None:
+            if memory.groups or memory.facts:
+                fresh_memories[site] = self.run.save(f"memory-{site}-{ctx.round}.safetensors", memory)
+
+        fresh_memories: dict[str, str] = {}
+        found = self.transport.exchange(ctx, self.method, requests, self._recall, remember)
+        self.memories.update(fresh_memories)
+        for site, reason in found.failures.items():
+            self._note(f"{site} did not answer in round {ctx.round + 1}: {reason}", site=site, round=ctx.round)
+        if not found.answers:
+            reasons = "; ".join(f"{site}: {reason}" for site, reason in found.failures.items())
+            raise RunFailed(f"no site answered in round {ctx.round + 1} ({reasons})")
+        return found.answers
+
+    def _absorb(self, ctx: Context, state: State, received: Mapping[str, Bundle], stored: dict[str, str]) -> State:
+        """Take the last state; commit those in between at most every so often, with the answers they still need."""
+        committed = time.monotonic()
+        for number, newer in enumerate(self.method.absorb(ctx, state, received)):
+            state = newer
+            if time.monotonic() - committed > ABSORB_CHECKPOINT_SECONDS:
+                if not stored:
+                    stored = {site: f"answer-{site}-{ctx.round}.safetensors" for site in received}
+                    for site, name in stored.items():
+                        with disk_errors(self.run.path):
+                            tensorfile.write_atomically(self._file(name), received[site].to_bytes())
+                self._commit(ctx.round, state, f"state-{ctx.round}-{number}.safetensors", stored)
+                committed = time.monotonic()
+        return state
+
+    def _measure(self, round: int) -> bool:
+        """Whether the shared model is measured after this round."""
+        return (round + 1) % self.study.settings.evaluate_every == 0
+
+    def _measure_shared(self, ctx: Context, predictor: Predictor | None) -> None:
+        if predictor is not None:
+            for row in self.examiner.shared(ctx.round, predictor):
+                self.run.events.append(row)
+
+    # The end ----------------------------------------------------------------------------------------------------------
+
+    def _finish(self, ctx: Context, state: State, rounds: int) -> None:
+        """What each site takes home, makes of it, and how good that is."""
+        shared = self.method.predictor(ctx, state)
+        if rounds == 0 or not self._measure(ctx.round):
+            self._measure_shared(ctx, shared)
+        if shared is not None and self.examiner.is_constant(shared):
+            self._note("the shared model is a constant predictor: it gives one class for every test image")
+        delivered = self.method.deliver(ctx, state)
+        constant = []
+        with self.progress.task("what each site deploys", len(self.study.sites)) as advance:
+            for site, predictor in self.transport.personalise(ctx, self.method, delivered, self._recall):
+                if isinstance(predictor, SiteFailed):
+                    self._note(f"{site} has no predictor: {predictor}", site=site, round=ctx.round)
+                    continue
+                for row in self.examiner.personal(ctx.round, site, predictor):
+                    self.run.events.append(row)
+                if self.examiner.is_constant(predictor):
+                    constant.append(site)
+                self._keep(site, predictor)
+                advance()
+        if constant:
+            self._note(f"constant predictors (one class for every test image) at {', '.join(constant)}")
+        self.examiner.forget()
+        self.run.events.append({"kind": "end", "seconds": round(time.monotonic() - self.began, 3)})
+        self.run.events.flush()
+        self.run.ledger.flush()
+
+    def _keep(self, site: str, predictor: Predictor) -> None:
+        folder = self.run.path / "personal"
+        with disk_errors(folder):
+            folder.mkdir(exist_ok=True)
+            groups, record = predictor.parts()
+            tensorfile.write_atomically(folder / f"{site}.safetensors", tensorfile.to_bytes(groups, record))
+
+    # Services ---------------------------------------------------------------------------------------------------------
+
+    def _context(self, round: int) -> Context:
+        return Context(self.study, round, self.device, self._train_or_fail)
+
+    def _train(self, fits: list[Fit]) -> list[Outcome]:
+        """Reuse what the store has, train the rest side by side, and say how each went."""
+        keys = [fit.key() for fit in fits]
+        outcomes: dict[int, Outcome] = {}
+        for i, key in enumerate(keys):
+            found = self.fits.get(key) if key else None
+            if found is not None:
+                outcomes[i] = found
+        todo = [i for i in range(len(fits)) if i not in outcomes]
+        label = fits[0].label if len(fits) == 1 else f"{len(fits)} sites ({fits[0].label.partition(', ')[2]})"
+        with self.progress.task(label, sum(count_steps(fits[i]) for i in todo)) as advance:
+            for i, outcome in zip(todo, train_many([fits[i] for i in todo], self.device, advance), strict=True):
+                outcomes[i] = outcome
+                key = keys[i]
+                if key and isinstance(outcome, Fitted):
+                    with disk_errors(self.fits.folder):
+                        self.fits.put(key, outcome)
+        for i, fit in enumerate(fits):
+            self._log_fit(fit, outcomes[i], reused=i not in todo)
+        return [outcomes[i] for i in range(len(fits))]
+
+    def _train_or_fail(self, fits: list[Fit]) -> list[Fitted]:
+        """Training for the coordinator itself: there is no other site to go on with."""
+        results = []
+        for outcome in self._train(fits):
+            if isinstance(outcome, SiteFailed):
+                raise RunFailed(str(outcome))
+            results.append(outcome)
+        return results
+
+    def _log_fit(self, fit: Fit, outcome: Outcome, reused: bool) -> None:
+        row: dict[str, Any] = {"kind": "fit", "label": fit.label, "reused": reused}
+        if isinstance(outcome, Fitted):
+            row |= {
+                "images": outcome.trained_on,
+                "seconds": round(outcome.seconds, 3),
+                "loss": outcome.losses[-1] if outcome.losses else None,
+                "best_epoch": outcome.best_epoch,
+                "skipped": outcome.skipped,
+            }
+        self.run.events.append(row)
+        if isinstance(outcome, Fitted) and outcome.skipped:
+            self._note(f"{fit.label}: not trained, {outcome.skipped}")
+
+    def _count(self, bundle: Bundle) -> None:
+        self.run.ledger.append(Entry.of(bundle).as_row())
+
+    def _recall(self, site: str) -> State:
+        return self.run.load(self.memories[site]) if site in self.memories else State()
+
+    def _note(self, text: str, **place: Any) -> None:
+        self.run.events.append({"kind": "note", "text": text, **place})
+        self.progress.say(f"note: {text}")
+
+    def _file(self, name: str) -> Path:
+        return self.run.path / "checkpoint" / name
+
+    def _stored_answers(self, names: dict[str, str]) -> dict[str, Bundle]:
+        return {site: Bundle.from_bytes(self._file(name).read_bytes()) for site, name in names.items()}
+
+    def _commit(self, round: int, state: State, name: str = "", answers: dict[str, str] | None = None) -> None:
+        name = self.run.save(name or f"state-{round}.safetensors", state)
+        self.run.commit(
+            Checkpoint(
+                round,
+                name,
+                self.memories,
+                answers or {},
+                self.run.events.flush(),
+                self.run.ledger.flush(),
+                time.monotonic() - self.began,
+            )
+        )

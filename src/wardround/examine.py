@@ -1,0 +1,98 @@
+"""Every predictor on every test it owes an answer to, each distinct pair once.
+
+Rule 6: the record keeps site × round × split × model. With the default protocol all sites share one test set, so one
+pass over it gives the global accuracy and, weighted to each site's label mix, every local one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from wardround.data.federation import Federation, Site
+from wardround.data.imageset import ImageSet
+from wardround.learn.device import Device
+from wardround.learn.predictor import Predictor
+from wardround.measure import Tally, macro_auc, tally
+
+GLOBAL, LOCAL = "global", "local"
+SHARED, PERSONAL = "shared", "personal"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    predictor: Predictor  # held, so that its tensors' addresses stay its own while they serve as a key
+    images: ImageSet
+    scores: Tensor
+
+
+class Examiner:
+    """Turns predictors into rows of the record."""
+
+    def __init__(self, federation: Federation, device: Device, precision: str, method: str, seed: int) -> None:
+        self.federation, self.device, self.precision = federation, device, precision
+        self.labels = {"method": method, "seed": seed}
+        self._seen: dict[tuple[object, ...], _Seen] = {}
+
+    def shared(self, round: int, predictor: Predictor) -> Iterator[dict[str, Any]]:
+        """The shared model on the global test and on every site's own."""
+        yield from self._global_rows(round, SHARED, "", predictor)
+        for site in self.federation.sites:
+            yield from self._local_rows(round, SHARED, site, predictor)
+
+    def personal(self, round: int, site: str, predictor: Predictor) -> Iterator[dict[str, Any]]:
+        """A site's own predictor: the same one on its local test and on the global one."""
+        (owner,) = (s for s in self.federation.sites if s.name == site)
+        yield from self._local_rows(round, PERSONAL, owner, predictor)
+        yield from self._global_rows(round, PERSONAL, site, predictor)
+
+    def is_constant(self, predictor: Predictor) -> bool:
+        """Whether this predictor gives one and the same class for the whole global test."""
+        return self._tally(predictor, self.federation.test).is_constant
+
+    def forget(self) -> None:
+        """Drop cached scores: the next round's predictors are others."""
+        self._seen.clear()
+
+    def _global_rows(self, round: int, model: str, site: str, predictor: Predictor) -> Iterator[dict[str, Any]]:
+        test = self.federation.test
+        found = self._tally(predictor, test)
+        place = (round, GLOBAL, model, site, found.n)
+        yield self._row(*place, "accuracy", found.accuracy())
+        yield self._row(*place, "balanced_accuracy", found.balanced_accuracy())
+        yield self._row(*place, "macro_auc", macro_auc(self._scores(predictor, test), test.labels.cpu()))
+
+    def _local_rows(self, round: int, model: str, site: Site, predictor: Predictor) -> Iterator[dict[str, Any]]:
+        found = self._tally(predictor, site.test.images)
+        place = (round, LOCAL, model, site.name, found.n)
+        weights = site.test.class_weights
+        yield self._row(*place, "accuracy", found.accuracy(weights))
+        yield self._row(*place, "balanced_accuracy", found.balanced_accuracy(weights))
+
+    def _row(
+        self, round: int, split: str, model: str, site: str, n: int, metric: str, value: float | None
+    ) -> dict[str, Any]:
+        return {
+            "kind": "row",
+            **self.labels,
+            "site": site,
+            "round": round,
+            "split": split,
+            "model": model,
+            "metric": metric,
+            "value": value,
+            "n": n,
+        }
+
+    def _tally(self, predictor: Predictor, images: ImageSet) -> Tally:
+        return tally(self._scores(predictor, images), images.labels.cpu(), len(images.classes))
+
+    def _scores(self, predictor: Predictor, images: ImageSet) -> Tensor:
+        key = (predictor.identity(), id(images))
+        if key not in self._seen:
+            scores = predictor.scores(images.images, self.device, self.precision)
+            self._seen[key] = _Seen(predictor, images, scores)
+        return self._seen[key].scores

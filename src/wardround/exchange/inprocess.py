@@ -1,0 +1,121 @@
+"""All sites in one process: the embedded transport, and the fast one.
+
+Bundles are checked against the method's declaration and counted to the byte exactly as if they were sent, but handed
+over without a copy. The sites' work is stepped together, so that what they train at the same time trains side by
+side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeVar
+
+from wardround.data.federation import Federation, Site
+from wardround.errors import BadInput, SiteFailed
+from wardround.exchange.answers import Answers
+from wardround.exchange.bundle import Bundle
+from wardround.learn.fit import Fit
+from wardround.learn.predictor import Predictor
+from wardround.learn.side_by_side import Outcome
+from wardround.methods.base import Answer, Context, Method, Work
+from wardround.methods.state import State
+
+T = TypeVar("T")
+Train = Callable[[list[Fit]], list[Outcome]]
+
+
+@dataclass
+class Exchange:
+    """What one round brought: the answers, and why some sites did not answer."""
+
+    answers: Answers = field(default_factory=Answers)
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+class InProcess:
+    """Sites as objects. `count` is told every bundle that crosses a boundary."""
+
+    def __init__(self, federation: Federation, train: Train, at_once: int, count: Callable[[Bundle], None]) -> None:
+        self.sites = {site.name: site for site in federation.sites}
+        self.train, self.at_once, self.count = train, at_once, count
+
+    def exchange(
+        self,
+        ctx: Context,
+        method: Method,
+        requests: Mapping[str, Bundle],
+        recall: Callable[[str], State],
+        remember: Callable[[str, State], None],
+    ) -> Exchange:
+        """Ask the sites and collect their answers; a site that fails is named and the others go on."""
+        found = Exchange()
+        names = iter(sorted(requests))
+        while wave := list(islice(names, self.at_once)):
+            works = {name: self._ask(ctx, method, requests[name], recall(name)) for name in wave}
+            for name, outcome in step_together(works, self.train).items():
+                if isinstance(outcome, SiteFailed):
+                    found.failures[name] = str(outcome)
+                    continue
+                self._cross(method, ctx, outcome.bundle)
+                remember(name, outcome.memory)
+                found.answers.add(name, outcome.bundle)
+        return found
+
+    def personalise(
+        self, ctx: Context, method: Method, delivered: Mapping[str, Bundle], recall: Callable[[str], State]
+    ) -> Iterator[tuple[str, Predictor | SiteFailed]]:
+        """Each site's own predictor, made at the site from what it takes home."""
+        names = iter(sorted(self.sites))
+        while wave := list(islice(names, self.at_once)):
+            works = {}
+            for name in wave:
+                bundle = delivered.get(name)
+                if bundle is None:
+                    bundle = ctx.bundle("delivery", name, {})
+                else:
+                    self._cross(method, ctx, bundle)
+                works[name] = method.personal(ctx, self.sites[name], bundle, recall(name))
+            yield from step_together(works, self.train).items()
+
+    def _ask(self, ctx: Context, method: Method, request: Bundle, memory: State) -> Work[Answer]:
+        self._cross(method, ctx, request)
+        return method.answer(ctx, self._site(request), request, memory)
+
+    def _cross(self, method: Method, ctx: Context, bundle: Bundle) -> None:
+        """What every bundle goes through at a site's boundary."""
+        method.payload(ctx.study, bundle.envelope.site).check(bundle)
+        self.count(bundle)
+
+    def _site(self, bundle: Bundle) -> Site:
+        name = bundle.envelope.site
+        if name not in self.sites:
+            raise BadInput(f"there is no site {name!r} in this study; sites are {', '.join(self.sites)}")
+        return self.sites[name]
+
+
+def step_together(works: Mapping[str, Work[T]], train: Train) -> dict[str, T | SiteFailed]:
+    """Run generators in step: whatever they ask for at the same time is trained side by side."""
+    outcomes: dict[str, T | SiteFailed] = {}
+    wanted: dict[str, Fit] = {}
+
+    def advance(name: str, move: Callable[[], Fit]) -> None:
+        try:
+            wanted[name] = move()
+        except StopIteration as stop:
+            outcomes[name] = stop.value
+        except SiteFailed as failure:
+            outcomes[name] = failure
+
+    for name, work in works.items():
+        advance(name, lambda work=work: next(work))  # type: ignore[misc]
+    while wanted:
+        asked, wanted = wanted, {}
+        for (name, _), result in zip(asked.items(), train(list(asked.values())), strict=True):
+            work = works[name]
+            if isinstance(result, SiteFailed):
+                advance(name, lambda work=work, result=result: work.throw(result))  # type: ignore[misc]
+            else:
+                advance(name, lambda work=work, result=result: work.send(result))  # type: ignore[misc]
+    return outcomes

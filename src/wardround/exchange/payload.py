@@ -1,0 +1,93 @@
+"""What a method says may leave a site and come to it, before anything does.
+
+A site's policy, the text for an ethics board and the check of every bundle are all made from this declaration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from wardround.errors import BadInput
+from wardround.exchange.bundle import COUNTERS, PARAMETERS, SIZE, STATISTICS, Bundle
+from wardround.models import NetSpec, spec_layout
+
+
+@dataclass(frozen=True)
+class Group:
+    """One tensor group: what it is in plain words, and its limits.
+
+    With `tensors` (name to shape and dtype) a bundle must match exactly; without, only `max_bytes` binds.
+    """
+
+    name: str
+    what: str
+    max_bytes: int
+    tensors: Mapping[str, tuple[tuple[int, ...], str]] | None = None
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The groups a site sends up, is sent in a round, and takes home at the end; and who sees what it sends."""
+
+    up: tuple[Group, ...] = ()
+    down: tuple[Group, ...] = ()
+    home: tuple[Group, ...] = ()
+    seen_by: str = "the coordinator"
+
+    def check(self, bundle: Bundle) -> None:
+        """Refuse a bundle that holds anything undeclared, mis-shaped or too large; names the group and the tensor."""
+        declared = {"answer": self.up, "request": self.down, "delivery": self.home}[bundle.envelope.kind]
+        groups = {group.name: group for group in declared}
+        where = f"the {bundle.envelope.kind} of {bundle.envelope.site} in round {bundle.envelope.round + 1}"
+        for name, tensors in bundle.groups.items():
+            group = groups.get(name)
+            if group is None:
+                allowed = ", ".join(groups) or "nothing"
+                raise BadInput(
+                    f"{where} holds group {name!r}, which {bundle.envelope.method} did not declare ({allowed})"
+                )
+            if bundle.bytes_by_group[name] > group.max_bytes:
+                raise BadInput(
+                    f"{where}: group {name!r} has {bundle.bytes_by_group[name]} bytes, declared are {group.max_bytes}"
+                )
+            if group.tensors is None:
+                continue
+            for tensor_name, tensor in tensors.items():
+                found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+                if group.tensors.get(tensor_name) != found:
+                    expected = group.tensors.get(tensor_name, "no such tensor")
+                    raise BadInput(f"{where}: {name}/{tensor_name} is {found}, declared is {expected}")
+
+
+@cache
+def network_groups(spec: NetSpec, only: frozenset[str] | None = None) -> tuple[Group, ...]:
+    """The three groups of a network's tensors (rule 5), all of them or those named in `only`."""
+    layout = spec_layout(spec)
+    words = {
+        PARAMETERS: f"the weights of one {spec.name} network",
+        STATISTICS: "batch-norm running means and variances: averages over this site's images, layer by layer",
+        COUNTERS: "batch-norm step counters",
+    }
+    found = []
+    for name, what in words.items():
+        tensors = {
+            tensor: (layout.shapes[tensor], str(layout.dtypes[tensor]).removeprefix("torch."))
+            for tensor in layout.names
+            if layout.groups[tensor] == name and (only is None or tensor in only)
+        }
+        if tensors:
+            bytes_ = sum(_numel(layout.shapes[tensor]) * layout.dtypes[tensor].itemsize for tensor in tensors)
+            found.append(Group(name, what, bytes_, tensors))
+    return tuple(found)
+
+
+SIZE_GROUP = Group(SIZE, "how many images the site trained on", 8, {"images": ((), "int64")})
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    total = 1
+    for side in shape:
+        total *= side
+    return total

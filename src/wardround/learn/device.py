@@ -1,0 +1,69 @@
+"""Which device works, and how many sites train at once on it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from wardround.errors import BadInput
+
+SITES_AT_ONCE_ON_GPU = 10
+
+
+@dataclass(frozen=True)
+class Device:
+    """A torch device and the number of sites that train side by side on it.
+
+    On the CPU every worker computes with one thread, so a result does not depend on the number of cores: one process
+    thread per site beats two threads within one small network, and gives the same numbers on any machine size.
+    """
+
+    torch: torch.device
+    workers: int
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether this is a GPU."""
+        return self.torch.type == "cuda"
+
+    def __str__(self) -> str:
+        if self.is_cuda:
+            return f"{self.torch} ({torch.cuda.get_device_name(self.torch)})"
+        return f"cpu ({self.workers} sites at once)"
+
+
+def find_device(name: str = "auto", workers: int | None = None) -> Device:
+    """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`; a device that is not there is refused."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BadInput(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise BadInput(f"device {name!r} is not there ({count} CUDA devices found); use --device cpu")
+        return Device(torch.device("cuda", device.index or 0), workers or SITES_AT_ONCE_ON_GPU)
+    if device.type != "cpu":
+        raise BadInput(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
+    return Device(torch.device("cpu"), workers or _cores())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+@contextlib.contextmanager
+def one_thread_per_worker() -> Iterator[None]:
+    """Within this block torch computes with one thread per calling thread; the caller's setting comes back after."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,45 @@
+"""What networks answer: outputs over many images, in batches, on the device."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from wardround.learn import nets
+from wardround.learn.fit import Outputs
+from wardround.learn.pixels import normalise
+from wardround.models import NetSpec, StagedNet, Weights
+
+CPU_BATCH = 128  # larger batches are slower per image on a CPU: they leave the cache
+CUDA_BATCH = 2048
+
+
+def network_outputs(
+    spec: NetSpec, weights: Weights, images: Tensor, device: torch.device, precision: str = "fp32", workers: int = 1
+) -> Outputs:
+    """Features and logits (float32, on the device) of uint8 images, in evaluation mode.
+
+    Several workers share the batches on a CPU; each batch is computed by one, so their number changes no value.
+    """
+    batches = torch.split(images, CUDA_BATCH if device.type == "cuda" else CPU_BATCH)
+    with nets.borrow(spec, device, weights) as net:
+        net.eval()
+
+        def outputs(batch: Tensor) -> Outputs:
+            return _batch_outputs(net, batch.to(device), precision)
+
+        if workers > 1 and len(batches) > 1 and device.type == "cpu":
+            with ThreadPoolExecutor(workers) as pool:
+                found = list(pool.map(outputs, batches))
+        else:
+            found = [outputs(batch) for batch in batches]
+    return Outputs(torch.cat([o.features for o in found]), torch.cat([o.logits for o in found]))
+
+
+def _batch_outputs(net: StagedNet, images: Tensor, precision: str) -> Outputs:
+    """Gradient and autocast modes belong to a thread, so each batch sets its own."""
+    with torch.no_grad(), torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        features, logits = net.outputs(normalise(images))
+    return Outputs(features.float(), logits.float())

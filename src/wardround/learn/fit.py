@@ -1,0 +1,150 @@
+"""A request to train, and what comes back.
+
+A method never trains by itself: it yields a `Fit` and is sent a `Fitted`. So the runner may train many sites side by
+side, reuse a result that another method already asked for, or run one alone at a hospital, and no method knows which.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal, NamedTuple
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from wardround.data.imageset import ImageSet
+from wardround.models import NetSpec, Weights
+from wardround.tensorfile import canonical
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train: optimiser, learning rate and its course, batch size, epochs, precision.
+
+    `step` multiplies the rate by `gamma` when each of the `milestones` (shares of the epochs) has passed; `cosine`
+    takes it to zero, step by step. `keep` says which epoch's weights come back: the last, or the best on validation
+    images.
+    """
+
+    epochs: int
+    batch: int = 64
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    schedule: Literal["constant", "step", "cosine"] = "constant"
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    gamma: float = 0.1
+    clip_norm: float | None = None
+    augment: bool = False
+    precision: Literal["fp32", "bf16"] = "fp32"
+    keep: Literal["last", "best"] = "last"
+
+
+class Outputs(NamedTuple):
+    """What a network gives for a batch."""
+
+    features: Tensor
+    logits: Tensor
+
+
+class Step(NamedTuple):
+    """One mini-batch as an objective sees it: `positions` in the site's images, and what the networks gave for them.
+
+    `teachers` are in the order of `Fit.teachers`.
+    """
+
+    positions: Tensor
+    images: Tensor
+    labels: Tensor
+    outputs: Outputs
+    teachers: tuple[Outputs, ...]
+
+
+class Objective:
+    """What a site minimises: cross-entropy, unless a method says otherwise by overriding one of the two hooks.
+
+    Hooks work on tensors alone, so that a step can be captured in a CUDA graph; one that cannot sets
+    `capturable = False`. `key` names an objective whose fits may be reused by other methods; None means never.
+    """
+
+    capturable = True
+    key: str | None = "cross-entropy"
+
+    def to(self, device: str) -> None:
+        """Move the objective's own tensors to the device; called once before training."""
+
+    def loss(self, step: Step) -> Tensor:
+        """The scalar to minimise."""
+        return F.cross_entropy(step.outputs.logits, step.labels)
+
+    def correct(self, trained: Mapping[str, Tensor]) -> None:
+        """Change `.grad` of the trained parameters in place, after the backward pass."""
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A frozen network whose outputs an objective reads; computed once per image where nothing is augmented."""
+
+    spec: NetSpec
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Train `spec` from `start` on `data`. `frozen` names tensors (parameters or statistics) that must not change.
+
+    `seed` is a number from the study's streams; shuffling and augmentation derive from it alone.
+    """
+
+    label: str
+    spec: NetSpec
+    start: Weights
+    data: ImageSet
+    recipe: Recipe
+    seed: int
+    objective: Objective = field(default_factory=Objective)
+    teachers: tuple[Teacher, ...] = ()
+    frozen: frozenset[str] = frozenset()
+    validation: ImageSet | None = None
+    reusable: bool = False
+
+    def key(self) -> str | None:
+        """A hash of everything the result depends on, or None where the fit must not be reused."""
+        if not self.reusable or self.objective.key is None or self.teachers:
+            return None
+        record = {
+            "spec": asdict(self.spec),
+            "recipe": asdict(self.recipe),
+            "seed": self.seed,
+            "objective": self.objective.key,
+            "frozen": sorted(self.frozen),
+            "data": self.data.sha256(),
+            "validation": self.validation.sha256() if self.validation is not None else None,
+            "start": weights_hash(self.start),
+        }
+        return hashlib.sha256(canonical(record).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The trained weights and how it went. `trained_on` is 0 where the fit was skipped by rule (see `skipped`)."""
+
+    weights: Weights
+    trained_on: int
+    losses: tuple[float, ...]
+    best_epoch: int
+    seconds: float
+    skipped: str = ""
+
+
+def weights_hash(weights: Weights) -> str:
+    """SHA-256 over names, shapes and values."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.reshape(-1).numpy().data)
+    return digest.hexdigest()

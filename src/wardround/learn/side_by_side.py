@@ -1,0 +1,107 @@
+"""Many fits at once: threads on a CPU, streams on a GPU. Results never depend on how many run together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import torch
+
+from wardround.errors import SiteFailed
+from wardround.learn.captured import CapturedSteps
+from wardround.learn.device import Device
+from wardround.learn.fit import Fit, Fitted
+from wardround.learn.trainer import Trainer, batch_bounds, skip_reason, train_one
+from wardround.models import spec_layout
+
+Outcome = Fitted | SiteFailed
+
+
+def count_steps(fit: Fit) -> int:
+    """How many optimiser steps a fit takes, for progress."""
+    if skip_reason(fit):
+        return 0
+    return fit.recipe.epochs * len(batch_bounds(len(fit.data), fit.recipe.batch, spec_layout(fit.spec).has_batch_norm))
+
+
+def train_many(fits: list[Fit], device: Device, on_step: Callable[[], None] = lambda: None) -> list[Outcome]:
+    """Train every fit; a diverged one comes back as the `SiteFailed` it raised, and spoils no other."""
+    if device.is_cuda:
+        return [
+            outcome
+            for start in range(0, len(fits), device.workers)
+            for outcome in _on_streams(fits[start : start + device.workers], device.torch, on_step)
+        ]
+    if len(fits) == 1 or device.workers == 1:
+        return [_outcome(fit, device.torch, on_step) for fit in fits]
+    return _on_threads(fits, device, on_step)
+
+
+def _outcome(fit: Fit, device: torch.device, on_step: Callable[[], None]) -> Outcome:
+    try:
+        return train_one(fit, device, on_step)
+    except SiteFailed as failure:
+        return failure
+
+
+class _Stopped(Exception):
+    """The main thread was interrupted; the workers end at their next step."""
+
+
+def _on_threads(fits: list[Fit], device: Device, on_step: Callable[[], None]) -> list[Outcome]:
+    stop = threading.Event()
+
+    def step() -> None:
+        if stop.is_set():
+            raise _Stopped
+        on_step()
+
+    with ThreadPoolExecutor(device.workers) as pool:
+        # The largest first: a long fit that starts last would leave the other workers idle.
+        order = sorted(range(len(fits)), key=lambda i: -count_steps(fits[i]))
+        futures = {i: pool.submit(_outcome, fits[i], device.torch, step) for i in order}
+        try:
+            return [futures[i].result() for i in range(len(fits))]
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _on_streams(fits: list[Fit], device: torch.device, on_step: Callable[[], None]) -> list[Outcome]:
+    """One stream per fit, one host thread that steps them in turn; the device overlaps their kernels."""
+    began = time.perf_counter()
+    outcomes: dict[int, Outcome] = {}
+    with torch.cuda.device(device), ExitStack() as borrowed:
+        runs: dict[int, tuple[Trainer, Iterator[None], torch.cuda.Stream]] = {}
+        for i, fit in enumerate(fits):
+            reason = skip_reason(fit)
+            if reason:
+                outcomes[i] = Fitted(dict(fit.start), 0, (), 0, 0.0, reason)
+                continue
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                trainer = Trainer(fit, device, borrowed)
+            if fit.objective.capturable:
+                trainer.take_step = CapturedSteps(trainer)
+            runs[i] = (trainer, trainer.steps(), stream)
+        active = dict(runs)
+        while active:
+            for i in list(active):
+                _, steps, stream = active[i]
+                with torch.cuda.stream(stream):
+                    if next(steps, "end") == "end":
+                        del active[i]
+                    else:
+                        on_step()
+        torch.cuda.synchronize()
+        for i, (trainer, _, _) in runs.items():
+            try:
+                outcomes[i] = trainer.result(time.perf_counter() - began)
+            except SiteFailed as failure:
+                outcomes[i] = failure
+    return [outcomes[i] for i in range(len(fits))]

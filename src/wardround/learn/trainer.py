@@ -1,0 +1,203 @@
+"""The one training loop: every site of every method learns here.
+
+Images stay on the device as uint8 and are gathered by index; shuffles and augmentation draws come from the fit's
+seed, on the CPU, so that the device changes nothing. The loop never waits for the device inside an epoch. On a GPU a
+step that recurs often enough is captured in a CUDA graph (see `captured.py`), which is what makes small networks
+fast.
+
+Rules for small sites: a batch of one image is left out where the network has batch norm (its variance is undefined), so
+a site with one image is skipped there, and trains where there is none. A fit whose loss is not finite raises
+`SiteFailed`; it never hands NaN on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from wardround.errors import SiteFailed
+from wardround.learn import nets
+from wardround.learn.evaluate import network_outputs
+from wardround.learn.fit import Fit, Fitted, Outputs, Recipe, Step
+from wardround.learn.pixels import augment, draw_augmentation, normalise
+from wardround.models import StagedNet, Weights, spec_layout
+from wardround.streams import Streams
+
+
+def skip_reason(fit: Fit) -> str:
+    """Why this fit cannot train, or an empty string."""
+    if len(fit.data) == 0:
+        return "no training images"
+    if fit.recipe.epochs == 0:
+        return "no epochs"
+    if len(fit.data) == 1 and spec_layout(fit.spec).has_batch_norm:
+        return "one image is too few for batch norm"
+    return ""
+
+
+def batch_bounds(n: int, batch: int, batch_norm: bool) -> list[tuple[int, int]]:
+    """Where the batches of an epoch begin and end; a lone last image is left out where there is batch norm."""
+    bounds = [(start, min(start + batch, n)) for start in range(0, n, batch)]
+    if batch_norm and bounds[-1][1] - bounds[-1][0] == 1:
+        bounds.pop()
+    return bounds
+
+
+def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
+    """The rate of a step, counted from 0 over the whole fit."""
+    if recipe.schedule == "cosine":
+        return recipe.lr * 0.5 * (1 + math.cos(math.pi * step / (recipe.epochs * steps_per_epoch)))
+    if recipe.schedule == "step":
+        passed = sum(step // steps_per_epoch >= share * recipe.epochs for share in recipe.milestones)
+        return recipe.lr * recipe.gamma**passed
+    return recipe.lr
+
+
+class Trainer:
+    """One fit in progress on a borrowed network. `steps()` does one step at a time, so that many can interleave."""
+
+    def __init__(self, fit: Fit, device: torch.device, borrowed: ExitStack) -> None:
+        self.fit, self.device, self.recipe = fit, device, fit.recipe
+        self.net = borrowed.enter_context(nets.borrow(fit.spec, device, fit.start))
+        self.images = fit.data.images.to(device)
+        self.labels = fit.data.labels.to(device)
+        self.trained = self._freeze()
+        self.rate = torch.tensor(self.recipe.lr, device=device)
+        self.optimiser = _optimiser(self.recipe, list(self.trained.values()), self.rate)
+        self.loss_sum = torch.zeros((), device=device)
+        self.losses: list[Tensor] = []
+        self.best_accuracy, self.best_epoch = -1.0, 0
+        self.best_weights: Weights | None = None
+        self.cached_teachers: tuple[Outputs, ...] = ()
+        self.teacher_nets: list[StagedNet] = []
+        self._teach(borrowed)
+        self.take_step: Callable[[Tensor, Tensor | None], None] = self.step
+        fit.objective.to(str(device))
+
+    def steps(self) -> Iterator[None]:
+        """The whole fit, one optimiser step between two yields."""
+        n = len(self.images)
+        bounds = batch_bounds(n, self.recipe.batch, spec_layout(self.fit.spec).has_batch_norm)
+        streams = Streams(self.fit.seed)
+        done, rate = 0, self.recipe.lr
+        for epoch in range(self.recipe.epochs):
+            order = torch.randperm(n, generator=streams.torch("shuffle", index=epoch)).to(self.device)
+            draws = None
+            if self.recipe.augment:
+                draws = draw_augmentation(n, streams.torch("augment", index=epoch)).to(self.device)
+            self._training_mode()
+            for start, end in bounds:
+                new_rate = learning_rate(self.recipe, done, len(bounds))
+                if new_rate != rate:
+                    rate = new_rate
+                    self.rate.fill_(rate)
+                self.take_step(order[start:end], None if draws is None else draws[start:end])
+                done += 1
+                yield
+            self.losses.append(self.loss_sum / bounds[-1][1])
+            self.loss_sum.zero_()  # in place: a captured step adds to this very tensor
+            self._keep_best(epoch)
+
+    def step(self, index: Tensor, draws: Tensor | None) -> None:
+        """One optimiser step on the images at `index`."""
+        images = self.images[index]
+        pixels = normalise(images if draws is None else augment(images, draws))
+        with _autocast(self.recipe, self.device):
+            features, logits = self.net.outputs(pixels)
+            teachers = self._teacher_outputs(index, pixels)
+        labels = self.labels[index]
+        outputs = Outputs(features.float(), logits.float())
+        loss = self.fit.objective.loss(Step(index, pixels, labels, outputs, teachers))
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.fit.objective.correct(self.trained)
+        if self.recipe.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.trained.values(), self.recipe.clip_norm)
+        self.optimiser.step()
+        self.loss_sum += loss.detach() * len(index)
+
+    def result(self, seconds: float) -> Fitted:
+        """The weights that are kept, after the one check that nothing became NaN."""
+        losses = torch.stack(self.losses).cpu()
+        weights = self.best_weights or nets.read(self.net)
+        finite = torch.stack([torch.isfinite(t).all() for t in weights.values() if t.is_floating_point()]).all()
+        if not (bool(torch.isfinite(losses).all()) and bool(finite)):
+            raise SiteFailed(
+                f"training diverged ({self.fit.label}: the loss is no longer a finite number); "
+                f"use a smaller learning rate than {self.recipe.lr:g}, or set train.clip_norm"
+            )
+        return Fitted(weights, len(self.images), tuple(losses.tolist()), self.best_epoch, seconds)
+
+    def _freeze(self) -> dict[str, Tensor]:
+        for name, parameter in self.net.named_parameters():
+            parameter.requires_grad_(name not in self.fit.frozen)
+        return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
+
+    def _training_mode(self) -> None:
+        """Train mode, but a batch-norm layer whose statistics are frozen keeps them."""
+        self.net.train()
+        for name, module in self.net.named_modules():
+            if isinstance(module, _BatchNorm) and f"{name}.running_mean" in self.fit.frozen:
+                module.eval()
+
+    def _teach(self, borrowed: ExitStack) -> None:
+        """Every teacher's outputs for every image, once, where nothing is augmented; else the teachers stand by."""
+        if not self.recipe.augment:
+            self.cached_teachers = tuple(
+                network_outputs(t.spec, t.weights, self.images, self.device, self.recipe.precision)
+                for t in self.fit.teachers
+            )
+            return
+        for teacher in self.fit.teachers:
+            net = borrowed.enter_context(nets.borrow(teacher.spec, self.device, teacher.weights))
+            self.teacher_nets.append(net.eval())
+
+    def _teacher_outputs(self, index: Tensor, pixels: Tensor) -> tuple[Outputs, ...]:
+        if self.cached_teachers:
+            return tuple(Outputs(t.features[index], t.logits[index]) for t in self.cached_teachers)
+        with torch.no_grad():
+            found = [net.outputs(pixels) for net in self.teacher_nets]
+        return tuple(Outputs(features.float(), logits.float()) for features, logits in found)
+
+    def _keep_best(self, epoch: int) -> None:
+        validation = self.fit.validation
+        if self.recipe.keep == "last" or validation is None or len(validation) == 0:
+            self.best_epoch = epoch
+            return
+        self.net.eval()
+        weights = nets.read(self.net)
+        logits = network_outputs(self.fit.spec, weights, validation.images, self.device, self.recipe.precision).logits
+        accuracy = float((logits.argmax(1).cpu() == validation.labels.cpu()).float().mean())
+        if accuracy > self.best_accuracy:
+            self.best_accuracy, self.best_epoch, self.best_weights = accuracy, epoch, weights
+
+
+def train_one(fit: Fit, device: torch.device, on_step: Callable[[], None] = lambda: None) -> Fitted:
+    """Run one fit from start to end in the calling thread."""
+    reason = skip_reason(fit)
+    if reason:
+        return Fitted(dict(fit.start), 0, (), 0, 0.0, reason)
+    began = time.perf_counter()
+    with ExitStack() as borrowed:
+        trainer = Trainer(fit, device, borrowed)
+        for _ in trainer.steps():
+            on_step()
+        return trainer.result(time.perf_counter() - began)
+
+
+def _autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
+
+
+def _optimiser(recipe: Recipe, parameters: list[Tensor], rate: Tensor) -> torch.optim.Optimizer:
+    """Fused kernels; the rate is a tensor on the device, so that a captured step sees it change."""
+    decay = recipe.weight_decay
+    if recipe.optimiser == "adam":
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True, capturable=rate.is_cuda)
+    return torch.optim.SGD(parameters, lr=rate, momentum=recipe.momentum, weight_decay=decay, fused=True)

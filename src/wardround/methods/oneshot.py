@@ -1,0 +1,60 @@
+"""Train alone, upload once: how every one-shot method begins.
+
+A subclass says what the coordinator makes of the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from wardround.data.federation import Site
+from wardround.errors import RunFailed
+from wardround.exchange.bundle import SIZE, Bundle
+from wardround.exchange.payload import SIZE_GROUP, Payload, network_groups
+from wardround.methods.alone import local_fit
+from wardround.methods.base import Answer, Context, Method, Work, join_groups, split_groups
+from wardround.methods.state import State
+from wardround.models import Weights
+from wardround.study import Study
+
+
+class OneShot(Method):
+    """One round: every site trains for the whole budget and sends its network; architectures may differ."""
+
+    family = "one-shot"
+
+    def payload(self, study: Study, site: str) -> Payload:
+        """The site's network and its number of images go up."""
+        return Payload(up=(*network_groups(study.spec(site)), SIZE_GROUP))
+
+    def begin(self, ctx: Context) -> State:
+        """Nothing yet."""
+        return State()
+
+    def ask(self, ctx: Context, state: State) -> dict[str, Bundle] | None:
+        """Every site once, with an empty request: a site draws its own initial weights."""
+        return {site: ctx.bundle("request", site, {}) for site in ctx.study.sites} if ctx.round == 0 else None
+
+    def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
+        """Train alone, send the network."""
+        fitted = yield local_fit(ctx, site)
+        groups: dict[str, dict[str, Tensor]] = split_groups(ctx, site.name, fitted.weights)
+        groups[SIZE] = {"images": torch.tensor(fitted.trained_on)}
+        return Answer(ctx.bundle("answer", site.name, groups), memory)
+
+
+def trained_models(answers: Mapping[str, Bundle]) -> dict[str, Weights]:
+    """The uploaded networks by site, without those of sites too small to train; refused by name when not finite."""
+    models = {}
+    for site in sorted(answers):
+        if int(answers[site].group(SIZE)["images"]) == 0:
+            continue
+        weights = join_groups(answers[site])
+        if all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point()):
+            models[site] = weights
+    if not models:
+        raise RunFailed("no site sent a usable model: all were too small to train or not finite")
+    return models

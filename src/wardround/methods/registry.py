@@ -1,0 +1,74 @@
+"""Methods by name.
+
+A file in `wardround.methods` that defines a `Method` with a `name` is found; there is nothing else to register.
+A method of one's own needs no change to the package: `--method path/to/file.py` runs it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from wardround import methods as package
+from wardround.errors import BadInput
+from wardround.methods.base import Method
+from wardround.settings import checked
+
+
+@cache
+def known() -> dict[str, type[Method]]:
+    """Every built-in method, by name in alphabetical order."""
+    found = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        for method in _defined_in(importlib.import_module(f"{package.__name__}.{info.name}")):
+            found[method.name] = method
+    return dict(sorted(found.items()))
+
+
+def find(name: str) -> type[Method]:
+    """A method by name, or the one method in a Python file of the user's own."""
+    if name.endswith(".py"):
+        return _from_file(Path(name))
+    if name not in known():
+        close = difflib.get_close_matches(name, known(), 1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known())}"
+        raise BadInput(f"there is no method {name!r}; {hint} (`wardround methods` describes them)")
+    return known()[name]
+
+
+def make(name: str, own: Mapping[str, Any]) -> Method:
+    """A method with its own settings, validated."""
+    method = find(name)
+    return method(checked(method.Settings, own, prefix=method.name))
+
+
+def _defined_in(module: ModuleType) -> Iterator[type[Method]]:
+    for value in vars(module).values():
+        is_method = isinstance(value, type) and issubclass(value, Method) and hasattr(value, "name")
+        if is_method and value.__module__ == module.__name__:
+            yield value
+
+
+@cache
+def _from_file(path: Path) -> type[Method]:
+    if not path.is_file():
+        raise BadInput(f"there is no file {path}; give the path of a Python file or a name from `wardround methods`")
+    name = f"wardround_user_method_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BadInput(f"{path} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    found = list(_defined_in(module))
+    if len(found) != 1:
+        raise BadInput(f"{path} must define exactly one Method with a name, it defines {len(found)}")
+    return found[0]

@@ -1,0 +1,32 @@
+"""State as a value: groups of tensors and a few plain facts, saved and loaded as one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from wardround import tensorfile
+from wardround.errors import BadInput
+
+
+@dataclass(frozen=True)
+class State:
+    """What a coordinator or a site remembers. `facts` must be plain JSON; tensors are treated as read-only."""
+
+    groups: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Identical for identical content."""
+        return tensorfile.to_bytes(self.groups, {"facts": dict(self.facts)})
+
+    @staticmethod
+    def from_bytes(data: bytes) -> State:
+        """The inverse of `to_bytes`."""
+        groups, record = tensorfile.from_bytes(data)
+        if set(record) != {"facts"}:
+            raise BadInput("this file is not a saved state of wardround")
+        return State(groups, record["facts"])

@@ -1,0 +1,191 @@
+"""The FedAvg-shaped template: broadcast, train locally, average. Most multi-round methods are a small variation of it.
+
+A variation overrides one or two of the hooks: `objective` (a loss term or a gradient correction), `teachers`,
+`shared` (which tensors travel), `frozen` (which are not trained), `remember` (what the site keeps), `weigh` (a site's
+weight in the average) and `more`/`more_groups` (an additional payload).
+
+What happens to batch norm (rule 5): parameters and running statistics are averaged with the same weights; the integer
+step counters are never averaged, the largest is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from wardround.data.federation import Site
+from wardround.errors import RunFailed
+from wardround.exchange.bundle import COUNTERS, PARAMETERS, SIZE, STATISTICS, Bundle, Kind
+from wardround.exchange.payload import SIZE_GROUP, Group, Payload, network_groups
+from wardround.learn.fit import Fit, Fitted, Objective, Teacher
+from wardround.learn.predictor import Predictor, single
+from wardround.methods.base import Answer, Context, Family, Method, Work, join_groups, split_groups
+from wardround.methods.state import State
+from wardround.models import Weights
+from wardround.study import Study
+
+
+class Averaging(Method):
+    """FedAvg with every choice a variation may want to change as a method of its own."""
+
+    family: ClassVar[Family] = "multi-round"
+
+    # Hooks ------------------------------------------------------------------------------------------------------------
+
+    def rounds(self, study: Study) -> int:
+        """How many rounds."""
+        return study.rounds
+
+    def epochs(self, ctx: Context) -> int:
+        """Local epochs of this round."""
+        return ctx.study.epochs(ctx.round)
+
+    def shared(self, study: Study) -> frozenset[str] | None:
+        """The names of the tensors that travel; None: all of them. The rest stay in the site's memory."""
+        return None
+
+    def frozen(self, study: Study) -> frozenset[str]:
+        """The names of the tensors that are not trained."""
+        return frozenset()
+
+    def objective(self, ctx: Context, site: Site, received: Weights, memory: State) -> Objective:
+        """What the site minimises."""
+        return Objective()
+
+    def teachers(self, ctx: Context, site: Site, received: Weights, memory: State) -> tuple[Teacher, ...]:
+        """Frozen networks whose outputs the objective reads."""
+        return ()
+
+    def more_groups(self, study: Study) -> tuple[Group, ...]:
+        """The declaration of what `more` sends."""
+        return ()
+
+    def more(self, ctx: Context, site: Site, fitted: Fitted) -> dict[str, dict[str, Tensor]]:
+        """More that goes up with the model."""
+        return {}
+
+    def weigh(self, answer: Bundle) -> float:
+        """A site's weight in the average: the images it trained on (0 where it was skipped by rule)."""
+        return float(answer.group(SIZE)["images"])
+
+    # The protocol -----------------------------------------------------------------------------------------------------
+
+    def check(self, study: Study) -> None:
+        """Averaging needs one architecture."""
+        _ = study.common_spec
+
+    def payload(self, study: Study, site: str) -> Payload:
+        """The shared tensors both ways, and the number of images up."""
+        network = network_groups(study.spec(site), self.shared(study))
+        return Payload(up=(*network, SIZE_GROUP, *self.more_groups(study)), down=network, home=network)
+
+    def begin(self, ctx: Context) -> State:
+        """The common initial weights."""
+        return State({"model": ctx.study.initial()})
+
+    def ask(self, ctx: Context, state: State) -> dict[str, Bundle] | None:
+        """The shared tensors of the current model to this round's participants."""
+        if ctx.round >= self.rounds(ctx.study):
+            return None
+        return {site: self._bundle(ctx, "request", site, state) for site in ctx.study.participants(ctx.round)}
+
+    def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
+        """Train from what was received (with the site's own tensors where it keeps some) and send the shared ones."""
+        received = self.assemble(ctx, site, request, memory)
+        fitted = yield Fit(
+            label=f"{site.name}, round {ctx.round + 1}",
+            spec=ctx.study.spec(site.name),
+            start=received,
+            data=site.train,
+            validation=site.val,
+            recipe=ctx.study.recipe(ctx.round, self.epochs(ctx)),
+            seed=ctx.streams.number("fit", site.name, ctx.round),
+            objective=self.objective(ctx, site, received, memory),
+            teachers=self.teachers(ctx, site, received, memory),
+            frozen=self.frozen(ctx.study),
+            reusable=ctx.round == 0,
+        )
+        sent = {name: fitted.weights[name] for name in join_groups(request)}
+        groups = split_groups(ctx, site.name, sent)
+        groups[SIZE] = {"images": torch.tensor(fitted.trained_on)}
+        groups.update(self.more(ctx, site, fitted))
+        return Answer(ctx.bundle("answer", site.name, groups), self.remember(ctx, site, fitted, memory))
+
+    def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
+        """The weighted mean of the shared tensors; the others stay as they began."""
+        averaged = average(answers, self.weigh)
+        yield State({**state.groups, "model": {**state.groups["model"], **averaged}}, state.facts)
+
+    def deliver(self, ctx: Context, state: State) -> dict[str, Bundle]:
+        """The final shared tensors to every site."""
+        return {site: self._bundle(ctx, "delivery", site, state) for site in ctx.study.sites}
+
+    def personal(self, ctx: Context, site: Site, delivered: Bundle, memory: State) -> Work[Predictor]:
+        """What was delivered, with the site's own tensors where it keeps some."""
+        return single(ctx.study.spec(site.name), self.assemble(ctx, site, delivered, memory))
+        yield  # a Work that asks for no fit
+
+    def predictor(self, ctx: Context, state: State) -> Predictor | None:
+        """The averaged network."""
+        return single(ctx.study.common_spec, dict(state.groups["model"]))
+
+    # Site memory ------------------------------------------------------------------------------------------------------
+
+    def remember(self, ctx: Context, site: Site, fitted: Fitted, memory: State) -> State:
+        """What the site keeps: by default exactly the tensors that do not travel."""
+        shared = self.shared(ctx.study)
+        if shared is None:
+            return memory
+        return State({"own": {name: tensor for name, tensor in fitted.weights.items() if name not in shared}})
+
+    def assemble(self, ctx: Context, site: Site, bundle: Bundle, memory: State) -> Weights:
+        """A whole network: what came, what the site kept, and the initial weights for what it never had."""
+        weights = join_groups(bundle)
+        if self.shared(ctx.study) is None:
+            return weights
+        own = memory.groups.get("own") or ctx.study.initial(site.name)
+        return {**own, **weights}
+
+    def _bundle(self, ctx: Context, kind: Kind, site: str, state: State) -> Bundle:
+        shared = self.shared(ctx.study)
+        model = {name: t for name, t in state.groups["model"].items() if shared is None or name in shared}
+        return ctx.bundle(kind, site, split_groups(ctx, site, model))
+
+
+def average(answers: Mapping[str, Bundle], weigh: Callable[[Bundle], float]) -> Weights:
+    """Σ_k p_k·θ_k with p_k = weight_k / Σ weights, one answer at a time in the order of site names.
+
+    Memory for one answer beside the sum, however many sites there are. Counters take the largest. When no site carries
+    weight (all were skipped), or the mean is not finite, the round cannot be used and says so.
+    """
+    weights = {site: weigh(answers[site]) for site in sorted(answers)}
+    total = sum(weights.values())
+    if not total > 0:
+        raise RunFailed("no site could train: every answer of this round carries weight 0; give sites more images")
+    mean: Weights = {}
+    counters: Weights = {}
+    for site, weight in weights.items():
+        if weight == 0:
+            continue
+        answer = answers[site]
+        for name, tensor in answer.group(COUNTERS).items():
+            counters[name] = torch.maximum(counters[name], tensor) if name in counters else tensor
+        floats = {**answer.group(PARAMETERS), **answer.group(STATISTICS)}
+        if mean:
+            torch._foreach_add_([mean[name] for name in floats], list(floats.values()), alpha=weight / total)
+        else:
+            mean = {name: tensor * (weight / total) for name, tensor in floats.items()}
+    for name, tensor in mean.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise RunFailed(f"the average of {name} is not finite; {_culprits(answers, name)} sent NaN or infinity")
+    return {**mean, **counters}
+
+
+def _culprits(answers: Mapping[str, Bundle], name: str) -> str:
+    def finite(bundle: Bundle) -> bool:
+        return bool(torch.isfinite(join_groups(bundle)[name]).all())
+
+    return ", ".join(site for site in sorted(answers) if not finite(answers[site])) or "the sites together"

@@ -1,0 +1,1 @@
+"""Named sets of settings, one TOML file each."""

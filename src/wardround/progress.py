@@ -1,0 +1,77 @@
+"""Progress on long work: bars with the time left on a terminal, nothing for scripts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+REDRAW_SECONDS = 0.1
+Advance = Callable[[], None]
+
+
+class Silent:
+    """Shows nothing; the default, and what `--quiet` and `--json` use."""
+
+    @contextmanager
+    def task(self, label: str, total: int) -> Iterator[Advance]:
+        """A piece of work of `total` steps; call what it gives after each."""
+        yield lambda: None
+
+    def say(self, text: str) -> None:
+        """A line for the person who watches."""
+
+
+class Bars(Silent):
+    """Bars on a terminal. Steps may come from several threads, thousands a second: drawing is rationed."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+        )
+        self._open = 0
+
+    @contextmanager
+    def task(self, label: str, total: int) -> Iterator[Advance]:
+        """A bar for as long as the block lasts."""
+        if self._open == 0:
+            self._bars.start()
+        self._open += 1
+        bar = self._bars.add_task(label, total=total)
+        lock = threading.Lock()
+        done = 0
+        drawn = time.monotonic()
+
+        def advance() -> None:
+            nonlocal done, drawn
+            with lock:
+                done += 1
+                now = time.monotonic()
+                if now - drawn < REDRAW_SECONDS:
+                    return
+                drawn = now
+            self._bars.update(bar, completed=done)
+
+        try:
+            yield advance
+        finally:
+            self._bars.remove_task(bar)
+            self._open -= 1
+            if self._open == 0:
+                self._bars.stop()
+
+    def say(self, text: str) -> None:
+        """Printed above the bars."""
+        self.console.print(text, highlight=False, markup=False)

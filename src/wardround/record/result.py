@@ -1,0 +1,122 @@
+"""`result.json`: every figure of a run with its definition, derived from the event log and the ledger alone."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from wardround import __version__
+from wardround.data.federation import Federation
+from wardround.exchange.ledger import totals
+from wardround.learn.device import Device
+from wardround.measure import headlines
+from wardround.record.rundir import Log
+
+SCHEMA_VERSION = 1
+ROW_FIELDS = ("method", "seed", "site", "round", "split", "model", "metric", "value", "n")
+
+
+def environment(device: Device) -> dict[str, Any]:
+    """Versions and machine, for whoever tries to repeat the run."""
+    return {
+        "wardround": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "device": str(device),
+    }
+
+
+def describe_data(federation: Federation) -> dict[str, Any]:
+    """Sites, classes and protocols as the report shows them."""
+    return {
+        "provenance": federation.provenance,
+        "classes": list(federation.classes),
+        "partition_rule": federation.partition_rule,
+        "partition_hash": federation.partition_hash,
+        "local_protocol": federation.local_protocol,
+        "global_protocol": federation.global_protocol,
+        "sites": [
+            {
+                "name": site.name,
+                "train": len(site.train),
+                "val": len(site.val),
+                "test": len(site.test.images),
+                "label_counts": site.train.counts().tolist(),
+                "sha256": site.train.sha256(),
+            }
+            for site in federation.sites
+        ],
+    }
+
+
+def one_method(run: Path, method: str, data: dict[str, Any]) -> dict[str, Any]:
+    """The part of a result that one method's run directory gives."""
+    rows, notes, seconds = [], [], None
+    for event in Log(run / "events.jsonl").rows():
+        if event["kind"] == "row":
+            rows.append({name: event[name] for name in ROW_FIELDS})
+        elif event["kind"] == "note":
+            notes.append({"method": method, "text": event["text"]})
+        elif event["kind"] == "end":
+            seconds = event["seconds"]
+    ledger = [{"method": method, **row} for row in Log(run / "ledger.jsonl").rows()]
+    sites = [site["name"] for site in data["sites"]]
+    return {
+        "method": method,
+        "rows": rows,
+        "notes": notes,
+        "headlines": headlines(rows, method, sites, data["local_protocol"], data["global_protocol"]),
+        "ledger": {
+            "totals": [
+                {"method": method, "direction": direction, "group": group, "bytes": count}
+                for (direction, group), count in totals(ledger).items()
+            ],
+            "rows": ledger,
+        },
+        "seconds": {method: seconds},
+    }
+
+
+def whole(
+    kind: str,
+    name: str,
+    command: str,
+    settings: dict[str, Any],
+    data: dict[str, Any],
+    environment: dict[str, Any],
+    parts: Iterable[dict[str, Any]],
+) -> dict[str, Any]:
+    """A result of one method or several."""
+    result: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": kind,
+        "name": name,
+        "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "version": __version__,
+        "command": command,
+        "methods": [],
+        "settings": settings,
+        "data": data,
+        "environment": environment,
+        "rows": [],
+        "headlines": [],
+        "ledger": {"totals": [], "rows": []},
+        "seconds": {},
+        "notes": [],
+    }
+    for part in parts:
+        result["methods"].append(part["method"])
+        for key in ("rows", "headlines", "notes"):
+            result[key] += part[key]
+        result["ledger"]["totals"] += part["ledger"]["totals"]
+        result["ledger"]["rows"] += part["ledger"]["rows"]
+        result["seconds"] |= part["seconds"]
+    return result

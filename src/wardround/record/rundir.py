@@ -1,0 +1,205 @@
+"""The directory of a run: made once, owned by one process, never half-written.
+
+    settings.json     what was asked for           events.jsonl   append-only: measures, fits, failures, notes
+    partition.json    which image went where       ledger.jsonl   append-only: every bundle that crossed a boundary
+    data.json         what each site holds         checkpoint.json, checkpoint/   where to go on from
+    environment.json  versions and machine         personal/      each site's predictor, as safetensors
+    fits/             trained site models          result.json, report.html
+
+`checkpoint.json` is the only file that says what is valid: it names the state files that belong together and how long
+the two logs were at that moment. It is replaced in one rename. Whatever a killed process left behind it is cut off or
+ignored.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wardround.errors import BadInput, RunFailed, WardroundError
+from wardround.methods.state import State
+from wardround.tensorfile import write_atomically
+
+try:
+    import fcntl
+except ImportError:  # Windows: no advisory locks; two runs in one directory are then the user's to avoid
+    fcntl = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run stands: before `round`, or (with `answers`) in the middle of absorbing that round's answers."""
+
+    round: int
+    state: str
+    memories: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, str] = field(default_factory=dict)
+    events_bytes: int = 0
+    ledger_bytes: int = 0
+    seconds: float = 0.0
+
+
+class RunDir:
+    """A run's directory, open for writing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events = Log(path / "events.jsonl")
+        self.ledger = Log(path / "ledger.jsonl")
+
+    @staticmethod
+    def create(path: Path, fill: Callable[[Path], None]) -> RunDir:
+        """A new directory with the opening files that `fill` writes into it.
+
+        Made under another name and renamed, so that it exists whole or not at all; an existing one is refused.
+        """
+        refuse_existing(path)
+        part = path.with_name(f".{path.name}.part")
+        try:
+            shutil.rmtree(part, ignore_errors=True)
+            (part / "checkpoint").mkdir(parents=True)
+            fill(part)
+            part.rename(path)
+        except OSError as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise cannot_write(path, error) from error
+        return RunDir(path)
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The last committed checkpoint."""
+        path = self.path / "checkpoint.json"
+        if not path.exists():
+            return None
+        try:
+            return Checkpoint(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise BadInput(f"{path} is damaged ({error}); start the run again in a new directory") from error
+
+    def rewind(self, checkpoint: Checkpoint | None) -> None:
+        """Cut both logs back to the checkpoint: what came after it will happen again."""
+        self.events.cut(checkpoint.events_bytes if checkpoint else 0)
+        self.ledger.cut(checkpoint.ledger_bytes if checkpoint else 0)
+
+    def save(self, name: str, state: State) -> str:
+        """Write a state file under `checkpoint/`; valid only once a checkpoint names it."""
+        with disk_errors(self.path):
+            write_atomically(self.path / "checkpoint" / name, state.to_bytes())
+        return name
+
+    def load(self, name: str) -> State:
+        """Read a state file."""
+        try:
+            return State.from_bytes((self.path / "checkpoint" / name).read_bytes())
+        except OSError as error:
+            raise BadInput(f"checkpoint file {name} of {self.path} cannot be read: {error}") from error
+
+    def commit(self, checkpoint: Checkpoint) -> None:
+        """Make a checkpoint the valid one and delete the files that it no longer names."""
+        with disk_errors(self.path):
+            self.events.flush()
+            self.ledger.flush()
+            write_json(self.path / "checkpoint.json", asdict(checkpoint))
+        wanted = {checkpoint.state, *checkpoint.memories.values(), *checkpoint.answers.values()}
+        for file in (self.path / "checkpoint").iterdir():
+            if file.name not in wanted:
+                file.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the logs."""
+        self.events.close()
+        self.ledger.close()
+
+
+class Log:
+    """An append-only file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: Any = None
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """One more line."""
+        with disk_errors(self.path):
+            if self._file is None:
+                self._file = self.path.open("a", encoding="utf-8", newline="\n")
+            self._file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    def flush(self) -> int:
+        """Hand everything to the operating system; the file's length in bytes."""
+        if self._file is not None:
+            self._file.flush()
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every whole line; a last line that a killed process left unfinished is passed over."""
+        self.flush()
+        if not self.path.exists():
+            return
+        with self.path.open(encoding="utf-8") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    yield json.loads(line)
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` bytes."""
+        self.close()
+        if self.path.exists():
+            with disk_errors(self.path):
+                os.truncate(self.path, length)
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._file is not None:
+            with disk_errors(self.path):
+                self._file.close()
+            self._file = None
+
+
+def refuse_existing(path: Path) -> None:
+    """A result is never written over."""
+    if path.exists():
+        raise BadInput(f"{path} exists already; choose another --out, or go on with: wardround resume {path}")
+
+
+def write_json(path: Path, record: Any) -> None:
+    """A JSON file, whole or not at all."""
+    write_atomically(path, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+
+
+@contextmanager
+def lock_directory(path: Path) -> Iterator[None]:
+    """Hold a directory against other processes."""
+    with disk_errors(path):
+        file = (path / ".lock").open("a")
+    with file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise BadInput(f"{path} is in use by another run; wait for its end or choose another --out") from error
+        yield
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals into one clear line."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> WardroundError:
+    """The error for a place that cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RunFailed(f"the disk is full: {path} could not be written; free some space and resume")
+    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return BadInput(f"{path} cannot be written ({error.strerror}); choose a folder you may write to with --out")
+    return BadInput(f"{path} cannot be written: {error.strerror or error}; choose another place with --out")

@@ -1,0 +1,259 @@
+"""From settings to a finished directory: run one method, compare several, or go on with what was stopped."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from wardround.coordinator import Coordinator
+from wardround.data.federate import federate, federate_files
+from wardround.data.federation import Federation
+from wardround.data.imageset import Dataset
+from wardround.data.partition import Partition
+from wardround.data.sources import default_data_folder, load
+from wardround.errors import BadInput
+from wardround.learn.device import Device, find_device, one_thread_per_worker
+from wardround.learn.store import FitStore
+from wardround.methods.base import Method
+from wardround.methods.registry import make
+from wardround.progress import Silent
+from wardround.record import result as results
+from wardround.record.rundir import RunDir, disk_errors, lock_directory, refuse_existing, write_json
+from wardround.report import write_report
+from wardround.settings import Settings, validate
+from wardround.study import Study, agree
+
+SETTINGS, PARTITION, DATA, ENVIRONMENT = "settings.json", "partition.json", "data.json", "environment.json"
+COMPARISON, RESULT, REPORT = "comparison.json", "result.json", "report.html"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A study whose every input has been read and checked; nothing is written yet."""
+
+    study: Study
+    federation: Federation
+    partition: Partition
+    device: Device
+    methods: tuple[Method, ...]
+
+
+def prepare(settings: Settings, methods: Sequence[tuple[str, dict[str, Any]]], progress: Silent) -> Prepared:
+    """Check everything that can be checked before work starts."""
+    made = tuple(make(name, own) for name, own in methods)
+    if len({method.name for method in made}) < len(made):
+        raise BadInput("a method is named twice; name each method once")
+    device = find_device(settings.device, settings.workers)
+    with progress.task("reading images", 1):
+        federation, partition = _federation(settings)
+    study = agree(settings, federation)
+    for site in study.sites:
+        study.spec(site)  # an unknown model, or one that cannot take these images, is refused here
+    for method in made:
+        method.check(study)
+    return Prepared(study, federation, partition, device, made)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work in a directory of its own. `finish` does whatever is left of it, however often it was stopped."""
+
+    path: Path
+    prepared: Prepared
+    is_comparison: bool
+    progress: Silent
+
+    def finish(self) -> dict[str, Any]:
+        """Run to the end; the result. A directory that is finished stays as it is."""
+        with lock_directory(self.path):
+            if not (self.path / RESULT).is_file():
+                if self.is_comparison:
+                    self._compare()
+                else:
+                    self._run(self.path, self.prepared.study, self.prepared.methods[0], FitStore(self.path / "fits"))
+        return read_result(self.path)
+
+    def _compare(self) -> None:
+        """One run directory per method, and one folder of trained site models that they share."""
+        runs = {method.name: self.path / method.name for method in self.prepared.methods}
+        with self.progress.task("methods", len(runs)) as advance:
+            for method in self.prepared.methods:
+                study = self.prepared.study.with_method(method.name, method.settings.model_dump(mode="json"))
+                inner = runs[method.name]
+                if not inner.exists():
+                    RunDir.create(inner, lambda part, study=study: self._open(part, study))  # type: ignore[misc]
+                if not (inner / RESULT).is_file():
+                    self._run(inner, study, method, FitStore(self.path / "fits"))
+                advance()
+        self._conclude(self.path, "compare", self.prepared.study, runs)
+
+    def _run(self, path: Path, study: Study, method: Method, fits: FitStore) -> None:
+        run = RunDir(path)
+        federation = _on_device(self.prepared.federation, self.prepared.device)
+        try:
+            with one_thread_per_worker():
+                Coordinator(study, federation, method, self.prepared.device, run, fits, self.progress).work()
+        finally:
+            run.close()
+        self._conclude(path, "run", study, {method.name: path})
+
+    def _conclude(self, path: Path, kind: str, study: Study, runs: dict[str, Path]) -> None:
+        data = results.describe_data(self.prepared.federation)
+        result = results.whole(
+            kind,
+            path.name,
+            shlex.join(["wardround", kind, *([*runs, "--study"] if kind == "compare" else []), str(path / SETTINGS)]),
+            study.settings.model_dump(mode="json"),
+            data,
+            results.environment(self.prepared.device),
+            [results.one_method(run, name, data) for name, run in runs.items()],
+        )
+        with disk_errors(path):
+            write_report(result, path / REPORT)
+            write_json(path / RESULT, result)
+
+    def _open(self, part: Path, study: Study) -> None:
+        """The opening files of a run directory."""
+        write_json(part / SETTINGS, study.settings.model_dump(mode="json"))
+        self.prepared.partition.save(part / PARTITION)
+        write_json(part / DATA, results.describe_data(self.prepared.federation))
+        write_json(part / ENVIRONMENT, results.environment(self.prepared.device))
+
+
+def begin_run(settings: Settings, out: Path | None, progress: Silent) -> Job:
+    """Check everything, then make the directory of a run of one method."""
+    if out is not None:
+        refuse_existing(out)
+    prepared = prepare(settings, [(settings.method, settings.set)], progress)
+    job = Job(out or _free_path(settings, prepared.methods[0].name), prepared, False, progress)
+    RunDir.create(job.path, lambda part: job._open(part, prepared.study))
+    return job
+
+
+def begin_comparison(
+    settings: Settings, methods: Sequence[tuple[str, dict[str, Any]]], out: Path | None, progress: Silent
+) -> Job:
+    """Check everything, then make the directory of a comparison: same partition, shared site models."""
+    if out is not None:
+        refuse_existing(out)
+    prepared = prepare(settings, methods, progress)
+    job = Job(out or _free_path(settings, "compare"), prepared, True, progress)
+
+    def fill(part: Path) -> None:
+        job._open(part, prepared.study)
+        write_json(part / COMPARISON, [{"method": name, "set": own} for name, own in methods])
+
+    RunDir.create(job.path, fill)
+    return job
+
+
+def reopen(path: Path, progress: Silent) -> Job:
+    """The job of a directory that was stopped, with its data read and checked again."""
+    if not (path / SETTINGS).is_file():
+        raise BadInput(f"{path} is not the directory of a run: it has no {SETTINGS}; check the path")
+    settings = validate(_read_json(path / SETTINGS))
+    comparison = path / COMPARISON
+    listed: list[dict[str, Any]] = _read_json(comparison) if comparison.is_file() else [{"method": settings.method, "set": settings.set}]
+    prepared = prepare(settings, [(entry["method"], entry["set"]) for entry in listed], progress)
+    if _read_json(path / DATA) != results.describe_data(prepared.federation):
+        raise BadInput(f"the images or the partition have changed since {path} was begun; use the same data")
+    return Job(path, prepared, comparison.is_file(), progress)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """The result of a finished run."""
+    file = path / RESULT if path.is_dir() else path
+    if not file.is_file():
+        raise BadInput(f"{path} has no {RESULT}; if the run was stopped, go on with: wardround resume {path}")
+    found = _read_json(file)
+    if not isinstance(found, dict) or found.get("schema_version") != results.SCHEMA_VERSION:
+        raise BadInput(f"{file} is not a result this version can read (schema_version {results.SCHEMA_VERSION})")
+    return found
+
+
+def rewrite_report(path: Path) -> Path:
+    """Make the report of a finished run again."""
+    result = read_result(path)
+    with disk_errors(path):
+        write_report(result, path / REPORT)
+    return path / REPORT
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+def _federation(settings: Settings) -> tuple[Federation, Partition]:
+    data = settings.data
+    common: dict[str, Any] = {
+        "seed_for_splits": data.partition_seed,
+        "partition_seed": data.partition_seed,
+        "merge_val": data.merge_val,
+        "val_share": data.val_share,
+        "test": data.test or ("natural" if data.files or data.partition == "natural" else "weighted"),
+        "test_share": data.test_share,
+        "shift": data.shift,
+        "shift_strength": data.shift_strength,
+    }
+    if data.files:
+        return federate_files({name: _dataset(settings, source) for name, source in data.files.items()}, **common)
+    return federate(
+        _dataset(settings, data.source),
+        rule=data.partition,
+        sites=data.sites,
+        alpha=data.alpha,
+        capped=data.capped,
+        classes_per_site=data.classes_per_site,
+        min_size=data.min_size,
+        by_patient=data.by_patient,
+        partition_file=data.partition_file,
+        **common,
+    )
+
+
+def _dataset(settings: Settings, source: str) -> Dataset:
+    data = settings.data
+    sites = max(data.sites, 1) if data.partition == "natural" else 0
+    return load(source, data.folder or default_data_folder(), size=data.size, phantom_sites=sites)
+
+
+def _on_device(federation: Federation, device: Device) -> Federation:
+    """Images live where they are used; sets that several sites share stay shared."""
+    if not device.is_cuda:
+        return federation
+    moved: dict[int, Any] = {}
+
+    def move(images: Any) -> Any:
+        if id(images) not in moved:
+            moved[id(images)] = images.to(device.torch)
+        return moved[id(images)]
+
+    sites = tuple(
+        replace(
+            site, train=move(site.train), val=move(site.val), test=replace(site.test, images=move(site.test.images))
+        )
+        for site in federation.sites
+    )
+    return replace(federation, sites=sites, test=move(federation.test))
+
+
+# Directories ----------------------------------------------------------------------------------------------------------
+
+
+def _free_path(settings: Settings, what: str) -> Path:
+    """`runs/NAME`, with a number behind it where that name is taken."""
+    source = "files" if settings.data.files else Path(settings.data.source).stem.replace(":", "-")
+    name = settings.name or f"{what}-{source}"
+    numbered = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(path for path in numbered if not path.exists())
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read: {error}; start the run again in a new directory") from error

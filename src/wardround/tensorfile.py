@@ -1,0 +1,128 @@
+"""Groups of named tensors and one small JSON record, as safetensors bytes.
+
+The byte form of everything that is kept or sent: bundles, server state, site memory, predictors. Two rules make equal
+content give equal bytes: the record is one canonical JSON string under one metadata key (safetensors writes several
+keys in no fixed order), and tensors are named `group/name`, so the library's own ordering is fixed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from wardround.errors import BadInput
+
+Groups = Mapping[str, Mapping[str, Tensor]]
+RECORD = "wardround"
+_DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def flatten(groups: Groups) -> dict[str, Tensor]:
+    """`{"parameters": {"w": t}}` as `{"parameters/w": t}`."""
+    return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+
+
+def unflatten(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The inverse of `flatten`; a name without a group is refused."""
+    groups: dict[str, dict[str, Tensor]] = {}
+    for path in sorted(tensors):
+        group, slash, name = path.partition("/")
+        if not (group and slash and name):
+            raise BadInput(f"tensor {path!r} belongs to no group; this is not a file that wardround wrote")
+        groups.setdefault(group, {})[name] = tensors[path]
+    return groups
+
+
+def canonical(record: Mapping[str, Any]) -> str:
+    """JSON with sorted keys and no spare space: equal records give equal text."""
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def to_bytes(groups: Groups, record: Mapping[str, Any]) -> bytes:
+    """Serialise; tensors are taken to the CPU and made contiguous."""
+    tensors: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for path, tensor in flatten(groups).items():
+        kept = tensor.detach().cpu().contiguous()
+        address = kept.untyped_storage().data_ptr()
+        tensors[path] = kept.clone() if address in storages else kept  # safetensors refuses shared memory
+        storages.add(address)
+    return save(tensors, {RECORD: canonical(record)})
+
+
+def from_bytes(data: bytes) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Parse bytes from anywhere; anything that is not ours is refused, nothing is ever unpickled."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        record = json.loads(header["__metadata__"][RECORD])
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadInput(f"these bytes are not a wardround tensor file ({error}); make the file again") from error
+    if not isinstance(record, dict):
+        raise BadInput("the record in this tensor file is not a JSON object; make the file again")
+    return unflatten(tensors), record
+
+
+def tensor_bytes(groups: Groups) -> dict[str, int]:
+    """Bytes of tensor data per group."""
+    return {group: sum(t.numel() * t.element_size() for t in tensors.values()) for group, tensors in groups.items()}
+
+
+def overhead_bytes(groups: Groups, record: Mapping[str, Any]) -> int:
+    """Bytes that `to_bytes` adds to the tensors: length prefix and header, padded to eight.
+
+    Worked out from names and shapes alone, so that the ledger is byte-exact without serialising; a property test
+    compares it with the real length. Offsets grow in the order in which safetensors lays tensors out: by alignment,
+    widest first, then by name.
+    """
+    tensors = sorted(flatten(groups).items(), key=lambda item: (-_alignment(item[1].dtype), item[0]))
+    header: dict[str, Any] = {"__metadata__": {RECORD: canonical(record)}}
+    offset = 0
+    for path, tensor in tensors:
+        end = offset + tensor.numel() * tensor.element_size()
+        header[path] = {
+            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return 8 + -(-len(text) // 8) * 8
+
+
+def _alignment(dtype: torch.dtype) -> int:
+    return 1 if dtype == torch.bool else dtype.itemsize
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """All of `data` at `path`, or what was there before: written beside it, then renamed."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,193 @@
+"""Example results, shaped like `result.json`: numbers by formula, realistic to look at and the same every time."""
+
+import math
+from typing import Any
+
+CLASSES = (
+    "basophil",
+    "eosinophil",
+    "erythroblast",
+    "immature granulocyte",
+    "lymphocyte",
+    "monocyte",
+    "neutrophil",
+    "platelet",
+    "blast",
+    "smudge cell",
+    "plasma cell",
+)
+CEILING = {"fedavg": 0.905, "fedprox": 0.918, "local": 0.70}  # shared global accuracy a method tends to
+MODEL_BYTES = {"parameters": 1_117_736, "statistics": 3_840, "counters": 120}
+OVERHEAD = 2_344
+MEAN = "Mean over the sites of the personal predictor's"
+WHOLE = "on the whole official test set"
+HEADLINES = {
+    "local_accuracy": (
+        "Local accuracy",
+        f"{MEAN} accuracy on the official test set weighted to the site's label mix, after the last round.",
+    ),
+    "global_accuracy": ("Global accuracy", f"{MEAN} accuracy {WHOLE}, after the last round."),
+    "balance": ("Balance", "Mean of local and global accuracy, as FedKPer defines it."),
+    "local_balanced_accuracy": (
+        "Local balanced accuracy",
+        f"{MEAN} mean recall over the classes the site holds, after the last round.",
+    ),
+    "worst_site_accuracy": ("Worst site", "The lowest local accuracy of any site, after the last round."),
+    "shared_global_accuracy": ("Shared model", f"Accuracy of the shared model {WHOLE}, after the last round."),
+    "best_round_shared_global_accuracy": (
+        "Shared model, best round",
+        f"The highest accuracy of the shared model {WHOLE} in any round. Chosen on the test set, so optimistic.",
+    ),
+    "macro_auc": (
+        "Macro-AUC",
+        f"Mean over classes of the shared model's one-against-rest area under the curve {WHOLE}, after the last round.",
+    ),
+}
+Row = dict[str, Any]
+
+
+def compare_result(
+    methods: tuple[str, ...] = ("fedavg", "fedprox", "local"), sites: int = 5, rounds: int = 10, classes: int = 8
+) -> dict[str, Any]:
+    """Several methods on the same sites; `local` exchanges nothing, so it has no shared model and no bytes."""
+    names = [f"site-{i + 1}" for i in range(sites)]
+    rows = [row for m in methods for row in _rows(m, names, rounds)]
+    ledger = [row for m in methods if m != "local" for row in _ledger(m, names, rounds)]
+    return {
+        "schema_version": 1,
+        "kind": "compare" if len(methods) > 1 else "run",
+        "name": "-".join(methods[:3]) + "-phantoms",
+        "created": "2026-11-15T10:00:00Z",
+        "version": "0.1.0",
+        "command": f"wardround compare --methods {','.join(methods)} --data phantoms --sites {sites} --alpha 0.3 "
+        f"--model cnn4 --rounds {rounds} --epochs 2 --seed 0 --partition-seed 0",
+        "methods": list(methods),
+        "settings": {
+            "data": {"source": "phantoms", "images": 4000, "size": 28},
+            "partition": {"kind": "dirichlet", "alpha": 0.3, "seed": 0},
+            "training": {"model": "cnn4", "rounds": rounds, "epochs": 2, "batch": 32, "optimiser": "sgd"},
+            "seed": 0,
+        },
+        "data": {
+            "provenance": "Phantoms: 4,000 training and 1,000 test images of stained cells, drawn with seed 0.",
+            "classes": list(CLASSES[:classes]),
+            "partition_rule": f"Dirichlet(0.3), capped, {sites} sites, partition seed 0",
+            "partition_hash": "ab12c9d07744e1a5b0c3aa90f1de55aa72c8e0c19d6a4b3f7e21d0c4b5a69788",
+            "local_protocol": "Each site is tested on the official test set, weighted to the site's own label mix.",
+            "global_protocol": "Every model is tested on the whole official test set, 1,000 images.",
+            "sites": [_site(i, classes) for i in range(sites)],
+        },
+        "environment": {
+            "python": "3.11.7",
+            "torch": "2.13.0",
+            "platform": "Linux x86_64",
+            "device": "cpu",
+            "threads": 2,
+        },
+        "rows": rows,
+        "headlines": [h for m in methods for h in _headlines(m, rows, rounds)],
+        "ledger": {"totals": _totals(ledger), "rows": ledger},
+        "seconds": {m: 41.2 + 3.4 * i for i, m in enumerate(methods)},
+        "notes": [
+            {
+                "method": "local",
+                "text": "site-3: constant predictor: every test image is called lymphocyte.",
+            }
+        ]
+        if "local" in methods
+        else [],
+    }
+
+
+def run_result() -> dict[str, Any]:
+    """One method."""
+    return compare_result(methods=("fedavg",))
+
+
+def _site(i: int, classes: int) -> Row:
+    """A skewed label mix: two classes dominate and some are missing."""
+    counts = [int(310 * math.exp(-((c - 1.7 * i) % classes) * 0.9)) for c in range(classes)]
+    return {
+        "name": f"site-{i + 1}",
+        "train": sum(counts),
+        "val": sum(counts) // 9,
+        "test": 1000,
+        "label_counts": counts,
+    }
+
+
+def _accuracy(method: str, i: int, round: int) -> float:
+    """Accuracy that rises over rounds, with a wiggle that differs by site."""
+    rise = 1 - 0.62 * math.exp(-(round + 1) / 2.6)
+    return CEILING.get(method, 0.88) * rise + 0.03 * math.sin(2.1 * i + 0.9 * round) - 0.025 * (i % 4)
+
+
+def _rows(method: str, names: list[str], rounds: int) -> list[Row]:
+    rows: list[Row] = []
+
+    def add(site: str, round: int, split: str, model: str, metric: str, value: float, n: int = 1000) -> None:
+        where = {"method": method, "seed": 0, "site": site, "round": round, "split": split, "model": model}
+        rows.append({**where, "metric": metric, "value": _tidy(value), "n": n})
+
+    for round in range(1, rounds + 1):
+        for i, name in enumerate(names):
+            accuracy = _accuracy(method, i, round)
+            add(name, round, "local", "personal", "accuracy", accuracy + 0.04)
+            add(name, round, "local", "personal", "balanced_accuracy", accuracy - 0.05)
+            add(name, round, "global", "personal", "accuracy", accuracy - 0.03)
+            add(name, round, "train", "personal", "loss", 1.9 - 1.7 * accuracy, 700)
+        if method != "local":
+            add("", round, "global", "shared", "accuracy", _accuracy(method, 0, round))
+            add("", round, "global", "shared", "macro_auc", 0.5 + 0.5 * _accuracy(method, 0, round))
+    return rows
+
+
+def _tidy(value: float) -> float:
+    return round(min(max(value, 0.0), 2.0), 6)
+
+
+def _headlines(method: str, rows: list[Row], rounds: int) -> list[Row]:
+    def values(split: str, model: str, metric: str, at: int | None = rounds) -> list[float]:
+        want = (method, split, model, metric)
+        found = [r for r in rows if (r["method"], r["split"], r["model"], r["metric"]) == want]
+        return [r["value"] for r in found if at in (None, r["round"])]
+
+    local = values("local", "personal", "accuracy")
+    shared = values("global", "shared", "accuracy")
+    at_home, everywhere = _mean(local), _mean(values("global", "personal", "accuracy"))
+    figures = {
+        "local_accuracy": at_home,
+        "global_accuracy": everywhere,
+        "balance": (at_home + everywhere) / 2,
+        "local_balanced_accuracy": _mean(values("local", "personal", "balanced_accuracy")),
+        "worst_site_accuracy": min(local),
+        "shared_global_accuracy": _mean(shared) if shared else None,
+        "best_round_shared_global_accuracy": max(values("global", "shared", "accuracy", at=None), default=None),
+        "macro_auc": _mean(values("global", "shared", "macro_auc")) if shared else None,
+    }
+    return [
+        {"method": method, "key": key, "label": label, "value": figures[key], "definition": definition}
+        for key, (label, definition) in HEADLINES.items()
+    ]
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _ledger(method: str, names: list[str], rounds: int) -> list[Row]:
+    return [
+        {"method": method, "round": r, "site": s, "direction": d, "groups": dict(MODEL_BYTES), "overhead": OVERHEAD}
+        for r in range(1, rounds + 1)
+        for s in names
+        for d in ("down", "up")
+    ]
+
+
+def _totals(ledger: list[Row]) -> list[Row]:
+    sums: dict[tuple[str, str, str], int] = {}
+    for row in ledger:
+        for group, size in {**row["groups"], "overhead": row["overhead"]}.items():
+            key = (row["method"], row["direction"], group)
+            sums[key] = sums.get(key, 0) + size
+    return [{"method": m, "direction": d, "group": g, "bytes": size} for (m, d, g), size in sums.items()]

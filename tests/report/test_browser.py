@@ -1,0 +1,172 @@
+"""The report in a real browser: what no look at the markup can tell."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from example import compare_result, run_result
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from wardround.report import write_report
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = Path(shutil.which("chromium") or "/usr/bin/chromium")
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PHONE, DESK = (380, 800), (1280, 900)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not CHROMIUM.exists():
+        if os.environ.get("CI") == "true":
+            pytest.fail("no chromium, and CI must have one: tests/browser.sh installs it")
+        pytest.skip("no chromium on this machine")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_report(compare_result(), path)
+    return path
+
+
+def context_of(browser: Browser, size: tuple[int, int], scheme: str = "light") -> BrowserContext:
+    viewport = {"width": size[0], "height": size[1]}
+    return browser.new_context(viewport=viewport, color_scheme=scheme)  # type: ignore[arg-type]
+
+
+def overflow(page: Page) -> int:
+    """How many pixels the document is wider than the window."""
+    return int(page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_it_opens_alone_and_fits(
+    browser: Browser, report: Path, tmp_path: Path, size: tuple[int, int], scheme: str
+) -> None:
+    requests: list[str] = []
+    complaints: list[str] = []
+    with context_of(browser, size, scheme) as context:
+        page = context.new_page()
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(report.as_uri())
+        assert overflow(page) <= 0
+        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert overflow(page) <= 0
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert background == {"light": "rgb(251, 251, 249)", "dark": "rgb(18, 21, 27)"}[scheme]
+        picture = tmp_path / f"{size[0]}-{scheme}.png"
+        page.screenshot(path=picture, full_page=True)
+        assert picture.stat().st_size > 20_000
+    assert requests == [report.as_uri()]
+    assert complaints == []
+
+
+def test_details_open_and_close_by_keyboard(browser: Browser, report: Path) -> None:
+    with context_of(browser, PHONE) as context:
+        page = context.new_page()
+        page.goto(report.as_uri())
+        summary = page.locator("summary", has_text="The numbers as a table").first
+        table = page.get_by_role("table", name="Local accuracy at each site")
+        assert not table.is_visible()
+        summary.focus()
+        page.keyboard.press("Enter")
+        assert table.is_visible()
+        page.keyboard.press("Enter")
+        assert not table.is_visible()
+
+
+def test_the_keyboard_reaches_every_fold_and_scrolls_wide_tables(browser: Browser, report: Path) -> None:
+    with context_of(browser, PHONE) as context:
+        page = context.new_page()
+        page.goto(report.as_uri())
+        reached = set()
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            reached.add(page.evaluate("[...document.querySelectorAll('summary')].indexOf(document.activeElement)"))
+        assert reached - {-1} == set(range(page.locator("summary").count()))
+        box = page.get_by_role("region", name="Bytes by group, over all sites and rounds")
+        box.focus()
+        assert box.evaluate("box => box.scrollLeft") == 0
+        for _ in range(100):  # scrolling is smooth: it takes some frames, and pages of ours allow no script to wait in
+            page.keyboard.press("ArrowRight")
+            page.wait_for_timeout(20)
+            if box.evaluate("box => box.scrollLeft") > 0:
+                break
+        assert box.evaluate("box => box.scrollLeft") > 0
+
+
+def test_every_chart_has_a_name_and_every_table_a_caption_for_a_screen_reader(browser: Browser, report: Path) -> None:
+    with context_of(browser, DESK) as context:
+        page = context.new_page()
+        page.goto(report.as_uri())
+        names = [
+            "Local accuracy of fedavg at each site",
+            "Label mix of each site's training images",
+            "Shared model, global test",
+            "What crossed the sites' boundaries",
+        ]
+        for name in names:
+            assert page.get_by_role("img", name=name).count() == 1
+        assert page.get_by_role("heading", level=1).count() == 1
+        assert page.get_by_role("rowheader", name="Macro-AUC").count() == 1
+
+
+def test_chart_text_is_readable_on_a_phone(browser: Browser, report: Path) -> None:
+    with context_of(browser, PHONE) as context:
+        page = context.new_page()
+        page.goto(report.as_uri())
+        scales = page.evaluate(
+            "[...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().width / s.viewBox.baseVal.width)"
+        )
+        assert min(scales) > 0.9  # text of 11 units is at least ten pixels high
+
+
+def test_it_prints_light_with_its_settings(browser: Browser, report: Path, tmp_path: Path) -> None:
+    with context_of(browser, DESK, "dark") as context:
+        page = context.new_page()
+        page.goto(report.as_uri())
+        page.emulate_media(media="print", color_scheme="dark")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert page.get_by_text("partition.alpha").bounding_box()
+        page.pdf(path=tmp_path / "report.pdf", format="A4")
+        assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("sites", [2, 50, 200])
+def test_few_and_many_sites_fit_a_phone(browser: Browser, tmp_path: Path, sites: int) -> None:
+    result = compare_result(sites=sites, rounds=3, classes=11)
+    result["name"] = "a-name-without-any-place-to-break-it-" * 4
+    result["data"]["sites"][0]["name"] = "University-Hospital-of-a-very-long-name" * 3
+    write_report(result, tmp_path / "report.html")
+    with context_of(browser, PHONE) as context:
+        page = context.new_page()
+        page.goto((tmp_path / "report.html").as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert overflow(page) <= 0
+
+
+def test_a_run_of_one_method_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
+    write_report(run_result(), tmp_path / "report.html")
+    with context_of(browser, PHONE) as context:
+        page = context.new_page()
+        page.goto((tmp_path / "report.html").as_uri())
+        assert overflow(page) <= 0
