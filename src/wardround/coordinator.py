@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from wardround import tensorfile
 from wardround.data.federation import Federation
 from wardround.errors import RunFailed, SiteFailed
 from wardround.examine import Examiner
+from wardround.exchange.answers import Answers
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.inprocess import InProcess
 from wardround.exchange.ledger import Entry
@@ -52,6 +52,7 @@ class Coordinator:
         )
         self.transport = InProcess(self.federation, self._train, self.device.workers, self._count)
         self.memories: dict[str, str] = {}
+        self.commits = 0
         self.began = time.monotonic()
 
     def work(self) -> None:
@@ -62,7 +63,7 @@ class Coordinator:
             state, round, answers = self.method.begin(self._context(0)), 0, {}
         else:
             state, round, answers = self.run.load(checkpoint.state), checkpoint.round, checkpoint.answers
-            self.memories = dict(checkpoint.memories)
+            self.memories, self.commits = dict(checkpoint.memories), checkpoint.commits
             self.began -= checkpoint.seconds
         received: Mapping[str, Bundle]
         while True:
@@ -75,6 +76,7 @@ class Coordinator:
                     break
                 received = self._exchange(ctx, requests)
             state = self._absorb(ctx, state, received, answers)
+            del received  # or two rounds' answers are held while the next come in
             if self._measure(round):
                 self._measure_shared(ctx, self.method.predictor(ctx, state))
                 self.examiner.forget()
@@ -89,7 +91,7 @@ class Coordinator:
             raise RunFailed(f"{self.method.name} asked no site in round {ctx.round + 1}; this is a fault of the method")
 
         def remember(site: str, memory: State) -> None:
-            if memory.groups or memory.facts:
+            if memory.groups or memory.facts or site in self.memories:
                 fresh_memories[site] = self.run.save(f"memory-{site}-{ctx.round}.safetensors", memory)
 
         fresh_memories: dict[str, str] = {}
@@ -103,19 +105,21 @@ class Coordinator:
         return found.answers
 
     def _absorb(self, ctx: Context, state: State, received: Mapping[str, Bundle], stored: dict[str, str]) -> State:
-        """Take the last state; commit those in between at most every so often, with the answers they still need."""
+        """Take the last state; commit those in between at most every so often, with the answers they still need.
+
+        A state is committed when another has followed it: from the last one a resumed run would absorb twice.
+        """
         committed = time.monotonic()
-        for number, newer in enumerate(self.method.absorb(ctx, state, received)):
-            state = newer
-            if time.monotonic() - committed > ABSORB_CHECKPOINT_SECONDS:
-                if not stored:
-                    stored = {site: f"answer-{site}-{ctx.round}.safetensors" for site in received}
-                    for site, name in stored.items():
-                        with disk_errors(self.run.path):
-                            tensorfile.write_atomically(self._file(name), received[site].to_bytes())
-                self._commit(ctx.round, state, f"state-{ctx.round}-{number}.safetensors", stored)
+        latest: State | None = None
+        for newer in self.method.absorb(ctx, state, received):
+            if latest is not None and time.monotonic() - committed > ABSORB_CHECKPOINT_SECONDS:
+                stored = stored or self._store_answers(ctx, received)
+                self._commit(ctx.round, latest, stored)
                 committed = time.monotonic()
-        return state
+            latest = newer
+        if latest is None:
+            raise RunFailed(f"{self.method.name} made nothing of round {ctx.round + 1}; this is a fault of the method")
+        return latest
 
     def _measure(self, round: int) -> bool:
         """Whether the shared model is measured after this round."""
@@ -221,20 +225,30 @@ class Coordinator:
         self.run.events.append({"kind": "note", "text": text, **place})
         self.progress.say(f"note: {text}")
 
-    def _file(self, name: str) -> Path:
-        return self.run.path / "checkpoint" / name
+    def _store_answers(self, ctx: Context, received: Mapping[str, Bundle]) -> dict[str, str]:
+        names = {site: f"answer-{site}-{ctx.round}.safetensors" for site in received}
+        with disk_errors(self.run.path):
+            for site, name in names.items():
+                tensorfile.write_atomically(self.run.path / "checkpoint" / name, received[site].to_bytes())
+        return names
 
-    def _stored_answers(self, names: dict[str, str]) -> dict[str, Bundle]:
-        return {site: Bundle.from_bytes(self._file(name).read_bytes()) for site, name in names.items()}
+    def _stored_answers(self, names: dict[str, str]) -> Answers:
+        found = Answers()
+        for site, name in names.items():
+            found.add(site, Bundle.from_bytes(self.run.read(name)))
+        return found
 
-    def _commit(self, round: int, state: State, name: str = "", answers: dict[str, str] | None = None) -> None:
-        name = self.run.save(name or f"state-{round}.safetensors", state)
+    def _commit(self, round: int, state: State, answers: dict[str, str] | None = None) -> None:
+        """A state file is never written over: until this commit is through, the checkpoint before it needs its own."""
+        name = self.run.save(f"state-{self.commits}.safetensors", state)
+        self.commits += 1
         self.run.commit(
             Checkpoint(
                 round,
                 name,
                 self.memories,
                 answers or {},
+                self.commits,
                 self.run.events.flush(),
                 self.run.ledger.flush(),
                 time.monotonic() - self.began,

@@ -18,6 +18,7 @@ from wardround.learn.device import Device
 from wardround.learn.predictor import Predictor
 from wardround.measure import Tally, macro_auc, tally
 
+SCORES_KEPT = 8  # what a study reads again soon; five hundred sites' own networks must not pile up here
 GLOBAL, LOCAL = "global", "local"
 SHARED, PERSONAL = "shared", "personal"
 
@@ -92,7 +93,10 @@ class Examiner:
 
     def _scores(self, predictor: Predictor, images: ImageSet) -> Tensor:
         key = (predictor.identity(), id(images))
-        if key not in self._seen:
-            scores = predictor.scores(images.images, self.device, self.precision)
-            self._seen[key] = _Seen(predictor, images, scores)
-        return self._seen[key].scores
+        seen = self._seen.pop(key, None)
+        if seen is None:
+            seen = _Seen(predictor, images, predictor.scores(images.images, self.device, self.precision))
+            while len(self._seen) >= SCORES_KEPT:
+                del self._seen[next(iter(self._seen))]
+        self._seen[key] = seen  # last in line to be dropped
+        return seen.scores

@@ -55,8 +55,13 @@ def prepare(settings: Settings, methods: Sequence[tuple[str, dict[str, Any]]], p
     for site in study.sites:
         study.spec(site)  # an unknown model, or one that cannot take these images, is refused here
     for method in made:
-        method.check(study)
+        method.check(_under(study, method))
     return Prepared(study, federation, partition, device, made)
+
+
+def _under(study: Study, method: Method) -> Study:
+    """The study as this method sees it, under its name (a method may come from a file) and with all its settings."""
+    return study.with_method(method.name, method.settings.model_dump(mode="json"))
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ class Job:
                 if self.is_comparison:
                     self._compare()
                 else:
-                    self._run(self.path, self.prepared.study, self.prepared.methods[0], FitStore(self.path / "fits"))
+                    (method,) = self.prepared.methods
+                    self._run(self.path, _under(self.prepared.study, method), method, FitStore(self.path / "fits"))
         return read_result(self.path)
 
     def _compare(self) -> None:
@@ -83,7 +89,7 @@ class Job:
         runs = {method.name: self.path / method.name for method in self.prepared.methods}
         with self.progress.task("methods", len(runs)) as advance:
             for method in self.prepared.methods:
-                study = self.prepared.study.with_method(method.name, method.settings.model_dump(mode="json"))
+                study = _under(self.prepared.study, method)
                 inner = runs[method.name]
                 if not inner.exists():
                     RunDir.create(inner, lambda part, study=study: self._open(part, study))  # type: ignore[misc]
@@ -156,11 +162,13 @@ def reopen(path: Path, progress: Silent) -> Job:
     """The job of a directory that was stopped, with its data read and checked again."""
     if not (path / SETTINGS).is_file():
         raise BadInput(f"{path} is not the directory of a run: it has no {SETTINGS}; check the path")
-    settings = validate(_read_json(path / SETTINGS))
+    settings = validate(_read_json(path / SETTINGS, dict))
     comparison = path / COMPARISON
-    listed: list[dict[str, Any]] = _read_json(comparison) if comparison.is_file() else [{"method": settings.method, "set": settings.set}]
+    listed: list[dict[str, Any]] = [{"method": settings.method, "set": settings.set}]
+    if comparison.is_file():
+        listed = _read_json(comparison, list)
     prepared = prepare(settings, [(entry["method"], entry["set"]) for entry in listed], progress)
-    if _read_json(path / DATA) != results.describe_data(prepared.federation):
+    if _read_json(path / DATA, dict) != results.describe_data(prepared.federation):
         raise BadInput(f"the images or the partition have changed since {path} was begun; use the same data")
     return Job(path, prepared, comparison.is_file(), progress)
 
@@ -170,8 +178,8 @@ def read_result(path: Path) -> dict[str, Any]:
     file = path / RESULT if path.is_dir() else path
     if not file.is_file():
         raise BadInput(f"{path} has no {RESULT}; if the run was stopped, go on with: wardround resume {path}")
-    found = _read_json(file)
-    if not isinstance(found, dict) or found.get("schema_version") != results.SCHEMA_VERSION:
+    found: dict[str, Any] = _read_json(file, dict)
+    if found.get("schema_version") != results.SCHEMA_VERSION:
         raise BadInput(f"{file} is not a result this version can read (schema_version {results.SCHEMA_VERSION})")
     return found
 
@@ -252,8 +260,11 @@ def _free_path(settings: Settings, what: str) -> Path:
     return next(path for path in numbered if not path.exists())
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path, kind: type) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, kind):
+            raise ValueError("it does not hold what wardround wrote")
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}; start the run again in a new directory") from error
+    return found

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from wardround.data.federation import Federation
 from wardround.errors import BadInput
+from wardround.exchange.bundle import NAME
 from wardround.learn.fit import Recipe
 from wardround.models import NetSpec, Weights, fresh, load_weights
 from wardround.settings import Settings
@@ -123,6 +124,9 @@ def agree(settings: Settings, federation: Federation) -> Study:
     unknown = sorted(set(settings.model.per_site) - set(names))
     if unknown:
         raise BadInput(f"model.per_site names {unknown[0]!r}, which is no site; sites are {', '.join(names)}")
+    for name in names:
+        if not NAME.fullmatch(name):
+            raise BadInput(f"site {name!r} is no name; use letters, digits, '.', '_' and '-', at most 64")
     test = federation.test
     return Study(settings, federation.classes, test.channels, test.size, names, federation.partition_hash)
 

@@ -188,6 +188,8 @@ def test_fixed_shifts_reach_every_image_of_a_site_and_its_copy_of_the_test_set()
     data = toy()
     plain, _ = federate(data, rule="iid", sites=6)
     federation, _ = federate(data, rule="iid", sites=6, shift="fixed")
+    seven, _ = federate(data, rule="iid", sites=7, shift="fixed")
+    assert seven.sites[1].test.images is seven.sites[6].test.images
     assert plain.partition_hash == federation.partition_hash
     gamma, noise = Shift(gamma=0.6), torch.Generator()
     assert values(federation.sites[0].train) == values(plain.sites[0].train)
@@ -231,6 +233,10 @@ def test_drawn_shifts_follow_the_partition_seed_and_its_strength() -> None:
     expected = drawn_shifts(3, 5, 1.0, channels=1)[1].apply(data.test.images, Streams(5).torch("shift test", "site-2"))
     assert torch.equal(first.sites[1].test.images.images, expected)
     assert "acquisition shifts drawn per site, strength 1, partition seed 5" in first.provenance
+    whole, dealt = federate(dataset(data.train, None, data.test), val_share=0, **settings)  # type: ignore[arg-type]
+    own = data.train.images[torch.from_numpy(dealt.sites[1])]
+    expected = drawn_shifts(3, 5, 1.0, channels=1)[1].apply(own, Streams(5).torch("shift own", "site-2"))
+    assert torch.equal(whole.sites[1].train.images, expected)
     still, _ = federate(data, shift_strength=0.0, **settings)  # type: ignore[arg-type]
     assert still.test is data.test
 

@@ -172,7 +172,8 @@ def test_numbered_ids_group_as_the_text_does(tmp_path: Path, ids: list[str]) -> 
 
 def test_missing_file(tmp_path: Path) -> None:
     assert "check the path" in refusal(tmp_path / "mine.npz")
-    assert "wardround data get bloodmnist" in refusal(tmp_path / "bloodmnist_64.npz")
+    assert "`wardround data get bloodmnist`" in refusal(tmp_path / "bloodmnist.npz")
+    assert "`wardround data get bloodmnist --size 64`" in refusal(tmp_path / "bloodmnist_64.npz")
 
 
 def test_a_folder_or_another_kind_of_file(tmp_path: Path) -> None:

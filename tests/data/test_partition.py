@@ -125,8 +125,8 @@ def test_a_large_alpha_is_nearly_even_and_a_small_one_is_not() -> None:
     assert uneven.max() > 300
 
 
-def shares(values: list[list[float]]) -> np.random.Generator:
-    """A generator whose Dirichlet draws are these, in turn, and whose permutations change nothing."""
+def shares(values: list[list[float]], reverse: bool = False) -> np.random.Generator:
+    """A generator whose Dirichlet draws are these, in turn, and whose permutations change nothing, or turn round."""
 
     class Scripted:
         def __init__(self) -> None:
@@ -136,7 +136,7 @@ def shares(values: list[list[float]]) -> np.random.Generator:
             return np.array(next(self.rows))
 
         def permutation(self, x: NDArray[np.int64]) -> NDArray[np.int64]:
-            return x
+            return x[::-1] if reverse else x
 
     return Scripted()  # type: ignore[return-value]
 
@@ -160,6 +160,10 @@ def test_dirichlet_capped_gives_nothing_more_to_a_full_site() -> None:
     assert deal([0] * 8 + [1] * 4, [1] * 12, 3, drawn, False, 0) == [0] * 6 + [1] * 2 + [0, 0, 0, 2]
 
 
+def test_a_site_with_exactly_its_even_share_is_full() -> None:
+    assert deal([0] * 4 + [1] * 4, [1] * 8, 2, [[1.0, 0.0], [0.5, 0.5]], True, 1) == [0] * 4 + [1] * 4
+
+
 def test_dirichlet_redraws_until_every_site_is_large_enough() -> None:
     drawn = [[1.0, 0.0], [0.9, 0.1], [0.5, 0.5]]
     assert deal([0] * 10, [1] * 10, 2, drawn, False, 2) == [0] * 5 + [1] * 5
@@ -174,6 +178,15 @@ def test_dirichlet_cuts_between_patients_and_counts_their_images() -> None:
     halves, most = [[0.5, 0.5]], [[0.65, 0.35]]  # of 10 images: cuts at 5 and 6 inside the patient whose middle is 5.5
     assert deal([0] * 4, [3, 1, 3, 3], 2, halves, False, 1) == [0, 0, 1, 1]
     assert deal([0] * 4, [3, 1, 3, 3], 2, most, False, 1) == [0, 0, 0, 1]
+    assert deal([0] * 2, [2, 2], 2, [[0.25, 0.75]], False, 1) == [0, 1]  # a middle on the cut stays before it
+
+
+def test_a_redraw_takes_patients_in_another_order() -> None:
+    """A large patient who comes first leaves the first site empty whatever the shares; coming last, not."""
+    rng = shares([[0.3, 0.7]] * 2, reverse=True)
+    sizes = np.array([1, 1, 8])
+    dealt = subject.dirichlet(np.zeros(3, np.int64), sizes, 2, rng, alpha=1, capped=False, min_size=2)
+    assert dealt.tolist() == [0, 0, 1]
 
 
 def test_capped_sites_stay_below_the_cap_plus_one_class() -> None:

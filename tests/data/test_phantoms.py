@@ -150,10 +150,12 @@ def network_accuracy(data: Dataset, epochs: int) -> float:
         return part.images.float() / 127.5 - 1
 
     generator = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        layers = [*block(3, 24), nn.MaxPool2d(2), *block(24, 48), nn.MaxPool2d(2), *block(48, 96), *block(96, 96)]
-        net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, len(data.train.classes)))
+    layers = [*block(3, 24), nn.MaxPool2d(2), *block(24, 48), nn.MaxPool2d(2), *block(48, 96), *block(96, 96)]
+    head = nn.Linear(96, len(data.train.classes), bias=False)
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+    for weight in net.parameters():
+        if weight.ndim > 1:
+            nn.init.kaiming_normal_(weight, generator=generator)
     steps = len(data.train) // 64
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.1, total_steps=epochs * steps)
@@ -170,9 +172,10 @@ def network_accuracy(data: Dataset, epochs: int) -> float:
         return float((net(pixels(data.test)).argmax(1) == data.test.labels).double().mean())
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # the soak test trains to the end
 def test_form_tells_the_classes_apart_and_pixels_do_not() -> None:
     data = phantoms(n_train=1500, n_test=600)
-    linear, network = linear_accuracy(data, [0.003, 0.03], 150), network_accuracy(data, epochs=12)
+    linear, network = linear_accuracy(data, [0.003, 0.03], 100), network_accuracy(data, epochs=8)
     assert linear < 0.75
     assert network > linear + 0.15
 

@@ -60,7 +60,7 @@ def test_the_colour_mix_is_a_matrix_product_and_leaves_grey_alone() -> None:
 
 def test_a_negative_mix_does_not_reach_gamma_as_nan() -> None:
     mix = ((-1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
-    assert shifted(Shift(colour_mix=mix, gamma=0.5), 255, 255, 0) == [0, 255, 0]
+    assert shifted(Shift(colour_mix=mix, gamma=0.5, contrast=0.5), 255, 255, 0) == [64, 191, 64]
 
 
 def test_light_rises_along_its_angle() -> None:

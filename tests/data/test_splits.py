@@ -42,6 +42,7 @@ def numbers(images: ImageSet) -> list[int]:
         (50, 0.0, 0),
         (2, 0.99, 1),
         (3, 0.999, 2),
+        (10, 1 - 1e-12, 9),
     ],
 )
 def test_the_held_part_is_the_share_at_least_one_and_never_all(n: int, share: float, held: int) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from example import compare_result, run_result
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
+from report.example import compare_result, run_result
 from wardround.report import write_report
 
 pytestmark = pytest.mark.browser

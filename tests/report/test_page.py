@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example import compare_result, run_result
 
+from report.example import compare_result, run_result
 from wardround.errors import BadInput
 from wardround.report import render, write_report
 
@@ -251,10 +251,10 @@ def test_any_field_of_any_record_may_be_missing() -> None:
     whole = compare_result(rounds=2)
     parts = [("rows",), ("headlines",), ("notes",), ("data", "sites"), ("ledger", "totals"), ("ledger", "rows")]
     for path in parts:
-        records = whole
+        records: Any = whole
         for step in path:
             records = records[step]
-        for field in list(records[0]):  # type: ignore[index]
+        for field in list(records[0]):
             result = copy.deepcopy(whole)
             target: Any = result
             for step in path:

@@ -1,8 +1,8 @@
 """Official MedMNIST files from Zenodo, checked against their published MD5 sums before they get their name.
 
-Record 10519652 holds every set at 28, 64, 128 and 224 pixels. The sums are those of MedMNIST's `info.py`, version 3.0.2.
-A file arrives under a hidden temporary name in the same folder and is renamed only when its sum is right, so a file with
-its proper name is always whole.
+Record 10519652 holds every set at 28, 64, 128 and 224 pixels; the sums are those of MedMNIST's `info.py`, version
+3.0.2. A file arrives under a hidden temporary name in the same folder and is renamed only when its sum is right, so a
+file that we put under its proper name is always whole.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ MD5 = {
     ),
 }  # fmt: skip
 
-Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where the server says
+Progress = Callable[[int, int], None]  # bytes so far, bytes in all; the latter 0 where the server does not say
 
 
 def file_name(name: str, size: int = 28) -> str:
@@ -153,7 +153,7 @@ def _chunks(url: str, folder: Path, opener: Callable[..., Any], progress: Progre
     try:
         with opener(url, timeout=TIMEOUT) as response:
             length = response.headers.get("Content-Length", "")
-            total = int(length) if length.isdigit() else None
+            total = int(length) if length.isdigit() else 0
             while chunk := response.read(CHUNK):
                 done += len(chunk)
                 if progress:
@@ -165,5 +165,5 @@ def _chunks(url: str, folder: Path, opener: Callable[..., Any], progress: Progre
         raise BadInput(f"the network cannot be reached ({error.reason}): tried {url}; {by_hand}") from error
     except (OSError, http.client.HTTPException) as error:
         raise BadInput(f"the connection broke after {done} bytes ({error!r}) of {url}; {by_hand}") from error
-    if total is not None and done < total:
+    if done < total:
         raise BadInput(f"{url} broke off after {done} of {total} bytes; {by_hand}")

@@ -148,11 +148,17 @@ def _set_of(path: Path) -> str:
     return re.sub(r"_(64|128|224)$", "", path.stem.lower())
 
 
+def _how_to_get(path: Path) -> str:
+    name, _, size = path.stem.lower().partition("_")
+    if _set_of(path) not in OFFICIAL:
+        return "check the path"
+    return f"run `wardround data get {name}{f' --size {size}' if size else ''}`, or copy the file there"
+
+
 def _arrays(path: Path) -> Parts:
     """The arrays of this layout that the file holds; other arrays in it are not read."""
     if not path.exists():
-        how = f"run `wardround data get {_set_of(path)}`, or copy it there" if _set_of(path) in OFFICIAL else ""
-        raise BadInput(f"{path} does not exist: {how or 'check the path'}")
+        raise BadInput(f"{path} does not exist: {_how_to_get(path)}")
     kinds = ("images", "labels", *SITE_KEYS, *GROUP_KEYS)
     wanted = [f"{part}_{kind}" for part in PARTS for kind in kinds]
     try:

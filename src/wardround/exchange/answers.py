@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from wardround.errors import RunFailed
 from wardround.exchange.bundle import Bundle
 
 IN_MEMORY_BYTES = 512 * 2**20
@@ -31,10 +32,16 @@ class Answers(Mapping[str, Bundle]):
             self._room -= size
             self._held[site] = bundle
             return
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="wardround-answers-")
-        path = Path(self._folder.name) / f"{len(self._spooled):06d}.safetensors"
-        path.write_bytes(bundle.to_bytes())
+        try:
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="wardround-answers-")
+            path = Path(self._folder.name) / f"{len(self._spooled):06d}.safetensors"
+            path.write_bytes(bundle.to_bytes())
+        except OSError as error:
+            raise RunFailed(
+                f"the answer of {site} could not be kept in the temporary folder: {error.strerror}; make room there, "
+                "or set TMPDIR to a folder with more"
+            ) from error
         self._spooled[site] = path
 
     def __getitem__(self, site: str) -> Bundle:

@@ -21,7 +21,7 @@ from wardround.errors import BadInput
 
 Kind = Literal["request", "answer", "delivery"]
 KINDS: tuple[Kind, ...] = ("request", "answer", "delivery")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 # Groups with a fixed meaning. Batch-norm is explicit: parameters, running statistics and integer counters are three.
 PARAMETERS = "parameters"
@@ -44,7 +44,7 @@ class Envelope:
         if self.kind not in KINDS:
             raise BadInput(f"a bundle is one of {', '.join(KINDS)}, not {self.kind!r}")
         for field, value in (("study", self.study), ("method", self.method), ("site", self.site)):
-            if not (isinstance(value, str) and _NAME.fullmatch(value)):
+            if not (isinstance(value, str) and NAME.fullmatch(value)):
                 raise BadInput(f"{field} {value!r} is no name; use letters, digits, '.', '_' and '-', at most 64")
         if not isinstance(self.round, int) or isinstance(self.round, bool) or self.round < 0:
             raise BadInput(f"round {self.round!r} is not a whole number from 0")

@@ -18,13 +18,15 @@ from wardround.models import NetSpec, spec_layout
 class Group:
     """One tensor group: what it is in plain words, and its limits.
 
-    With `tensors` (name to shape and dtype) a bundle must match exactly; without, only `max_bytes` binds.
+    With `tensors` (name to shape and dtype) a bundle holds exactly these, or some of them where `partial` says so;
+    without, only `max_bytes` binds.
     """
 
     name: str
     what: str
     max_bytes: int
     tensors: Mapping[str, tuple[tuple[int, ...], str]] | None = None
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Payload:
     seen_by: str = "the coordinator"
 
     def check(self, bundle: Bundle) -> None:
-        """Refuse a bundle that holds anything undeclared, mis-shaped or too large; names the group and the tensor."""
+        """Refuse a bundle with anything undeclared, mis-shaped, too large or missing; names group and tensor."""
         declared = {"answer": self.up, "request": self.down, "delivery": self.home}[bundle.envelope.kind]
         groups = {group.name: group for group in declared}
         where = f"the {bundle.envelope.kind} of {bundle.envelope.site} in round {bundle.envelope.round + 1}"
@@ -59,6 +61,10 @@ class Payload:
                 if group.tensors.get(tensor_name) != found:
                     expected = group.tensors.get(tensor_name, "no such tensor")
                     raise BadInput(f"{where}: {name}/{tensor_name} is {found}, declared is {expected}")
+        for group in declared:
+            missing = set() if group.partial else (group.tensors or {}).keys() - bundle.group(group.name).keys()
+            if missing:
+                raise BadInput(f"{where} lacks {group.name}/{min(missing)}, which {bundle.envelope.method} declared")
 
 
 @cache

@@ -96,7 +96,11 @@ class Method(ABC):
 
     @abstractmethod
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
-        """At the coordinator: yield states that can be saved and continued from; the last one is the result."""
+        """At the coordinator: yield states that can be saved and continued from; the last one is the result.
+
+        A run that was killed goes on by asking again, with a state that this yielded before and the same answers. It
+        is never asked to go on from the last one.
+        """
 
     @abstractmethod
     def deliver(self, ctx: Context, state: State) -> dict[str, Bundle]:

@@ -8,6 +8,7 @@ Sites may use different architectures.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -32,15 +33,15 @@ class Ensemble(OneShot):
     summary = "every site's model kept, the mean of their logits decides"
 
     def payload(self, study: Study, site: str) -> Payload:
-        """Up one network, home all of them."""
+        """Up one network, home all of them but those of sites that could not train."""
         up = super().payload(study, site).up
         home: dict[str, Group] = {}
         for sender in study.sites:
             for group in network_groups(study.spec(sender)):
                 tensors = {f"{sender}/{name}": fixed for name, fixed in (group.tensors or {}).items()}
-                before = home.get(group.name, Group(group.name, f"every site's {group.name}", 0, {}))
-                home[group.name] = Group(
-                    group.name, before.what, before.max_bytes + group.max_bytes, {**(before.tensors or {}), **tensors}
+                before = home.get(group.name, Group(group.name, f"every site's {group.name}", 0, {}, partial=True))
+                home[group.name] = replace(
+                    before, max_bytes=before.max_bytes + group.max_bytes, tensors={**(before.tensors or {}), **tensors}
                 )
         return Payload(up=up, home=tuple(home.values()), seen_by="the coordinator and every other site")
 

@@ -53,8 +53,9 @@ def trained_models(answers: Mapping[str, Bundle]) -> dict[str, Weights]:
         if int(answers[site].group(SIZE)["images"]) == 0:
             continue
         weights = join_groups(answers[site])
-        if all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point()):
-            models[site] = weights
+        if not all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point()):
+            raise RunFailed(f"the model of {site} is not finite: it sent NaN or infinity")
+        models[site] = weights
     if not models:
-        raise RunFailed("no site sent a usable model: all were too small to train or not finite")
+        raise RunFailed("no site sent a usable model: all were too small to train; give sites more images")
     return models

@@ -21,12 +21,13 @@ class State:
 
     def to_bytes(self) -> bytes:
         """Identical for identical content."""
-        return tensorfile.to_bytes(self.groups, {"facts": dict(self.facts)})
+        empty = sorted(name for name, tensors in self.groups.items() if not tensors)  # a file has tensors only
+        return tensorfile.to_bytes(self.groups, {"facts": dict(self.facts), "empty": empty})
 
     @staticmethod
     def from_bytes(data: bytes) -> State:
         """The inverse of `to_bytes`."""
         groups, record = tensorfile.from_bytes(data)
-        if set(record) != {"facts"}:
+        if set(record) != {"facts", "empty"}:
             raise BadInput("this file is not a saved state of wardround")
-        return State(groups, record["facts"])
+        return State({**groups, **{name: {} for name in record["empty"]}}, record["facts"])

@@ -13,6 +13,7 @@ import torch
 
 from wardround import __version__
 from wardround.data.federation import Federation
+from wardround.exchange.bundle import KINDS
 from wardround.exchange.ledger import totals
 from wardround.learn.device import Device
 from wardround.measure import headlines
@@ -43,6 +44,7 @@ def describe_data(federation: Federation) -> dict[str, Any]:
         "partition_hash": federation.partition_hash,
         "local_protocol": federation.local_protocol,
         "global_protocol": federation.global_protocol,
+        "test_sha256": federation.test.sha256(),
         "sites": [
             {
                 "name": site.name,
@@ -51,6 +53,7 @@ def describe_data(federation: Federation) -> dict[str, Any]:
                 "test": len(site.test.images),
                 "label_counts": site.train.counts().tolist(),
                 "sha256": site.train.sha256(),
+                "val_sha256": site.val.sha256(),
             }
             for site in federation.sites
         ],
@@ -67,7 +70,7 @@ def one_method(run: Path, method: str, data: dict[str, Any]) -> dict[str, Any]:
             notes.append({"method": method, "text": event["text"]})
         elif event["kind"] == "end":
             seconds = event["seconds"]
-    ledger = [{"method": method, **row} for row in Log(run / "ledger.jsonl").rows()]
+    ledger = [{"method": method, **row} for row in sorted(Log(run / "ledger.jsonl").rows(), key=_place)]
     sites = [site["name"] for site in data["sites"]]
     return {
         "method": method,
@@ -83,6 +86,11 @@ def one_method(run: Path, method: str, data: dict[str, Any]) -> dict[str, Any]:
         },
         "seconds": {method: seconds},
     }
+
+
+def _place(row: dict[str, Any]) -> tuple[int, int, str]:
+    """Where a ledger row belongs: bundles are counted as they cross, so how many sites work at once orders the log."""
+    return row["round"], KINDS.index(row["kind"]), row["site"]
 
 
 def whole(

@@ -41,6 +41,7 @@ class Checkpoint:
     state: str
     memories: dict[str, str] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
+    commits: int = 0  # how many checkpoints there have been, this one included
     events_bytes: int = 0
     ledger_bytes: int = 0
     seconds: float = 0.0
@@ -61,15 +62,16 @@ class RunDir:
         Made under another name and renamed, so that it exists whole or not at all; an existing one is refused.
         """
         refuse_existing(path)
-        part = path.with_name(f".{path.name}.part")
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
+            with disk_errors(path):
+                shutil.rmtree(part, ignore_errors=True)
+                (part / "checkpoint").mkdir(parents=True)
+                fill(part)
+                part.rename(path)
+        except BaseException:
             shutil.rmtree(part, ignore_errors=True)
-            (part / "checkpoint").mkdir(parents=True)
-            fill(part)
-            part.rename(path)
-        except OSError as error:
-            shutil.rmtree(part, ignore_errors=True)
-            raise cannot_write(path, error) from error
+            raise
         return RunDir(path)
 
     def checkpoint(self) -> Checkpoint | None:
@@ -95,8 +97,12 @@ class RunDir:
 
     def load(self, name: str) -> State:
         """Read a state file."""
+        return State.from_bytes(self.read(name))
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file under `checkpoint/`."""
         try:
-            return State.from_bytes((self.path / "checkpoint" / name).read_bytes())
+            return (self.path / "checkpoint" / name).read_bytes()
         except OSError as error:
             raise BadInput(f"checkpoint file {name} of {self.path} cannot be read: {error}") from error
 
@@ -134,7 +140,8 @@ class Log:
     def flush(self) -> int:
         """Hand everything to the operating system; the file's length in bytes."""
         if self._file is not None:
-            self._file.flush()
+            with disk_errors(self.path):
+                self._file.flush()
         return self.path.stat().st_size if self.path.exists() else 0
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -148,9 +155,14 @@ class Log:
                     yield json.loads(line)
 
     def cut(self, length: int) -> None:
-        """Keep the first `length` bytes."""
+        """Keep the first `length` bytes; a file that has fewer lost some that a checkpoint counts on."""
         self.close()
-        if self.path.exists():
+        present = self.path.stat().st_size if self.path.exists() else 0
+        if present < length:
+            raise BadInput(
+                f"{self.path} is damaged: it has {present} of {length} bytes; start the run again in a new directory"
+            )
+        if present > length:
             with disk_errors(self.path):
                 os.truncate(self.path, length)
 
@@ -164,7 +176,9 @@ class Log:
 
 def refuse_existing(path: Path) -> None:
     """A result is never written over."""
-    if path.exists():
+    with disk_errors(path):
+        exists = path.exists()
+    if exists:
         raise BadInput(f"{path} exists already; choose another --out, or go on with: wardround resume {path}")
 
 

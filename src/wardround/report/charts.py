@@ -203,7 +203,7 @@ def _svg(label: Label, width: float, height: float, body: Sequence[str]) -> str:
 def _key(series: Sequence[str], width: float) -> tuple[str, float]:
     """The lettered key above stacked bars, in as many columns as the longest name allows; and where the bars begin."""
     longest = max((len(name) for name in series), default=0)
-    columns = 3 if longest <= 14 else 2
+    columns = 3 if longest <= 14 and len(series) not in (2, 4) else 2
     cell, out = width / columns, []
     for j, name in enumerate(series):
         x, y = cell * (j % columns), 4 + 20.0 * (j // columns)

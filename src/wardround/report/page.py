@@ -232,7 +232,7 @@ def _holdings_view(data: View) -> View:
         sizes.append([name, *(show("count", as_number(site.get(part))) for part in ("train", "val", "test"))])
     return {
         "provenance": as_text(data.get("provenance")),
-        "rule": as_text(data.get("partition_rule")),
+        "rule": as_text(data.get("partition_rule")).rstrip("."),
         "hash": as_text(data.get("partition_hash")),
         "svg": svg,
         "words": "Each bar is all the images of one site" + ("." if many else "; the number at its end is how many."),

@@ -120,7 +120,7 @@ def moment(stamp: str) -> str:
 
 def humanise(key: str) -> str:
     """`balanced_accuracy` as Balanced accuracy."""
-    spaced = key.replace("_", " ").strip()
+    spaced = key.replace("_", " ").replace("auc", "AUC").strip()
     return spaced[:1].upper() + spaced[1:]
 
 

@@ -1,0 +1,103 @@
+"""From what a study calls its images to the images: drawn cells, a file, a folder, or a MedMNIST set by name."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from wardround.data.download import SIZES, file_name
+from wardround.data.folder import read_folder
+from wardround.data.imageset import Dataset
+from wardround.data.medmnist import OFFICIAL, official_name, read_medmnist, refuse_multi_label
+from wardround.data.phantoms import MORPHOLOGIES, phantoms
+from wardround.errors import BadInput
+
+PHANTOMS = "phantoms"
+PHANTOM_IMAGES = 4000  # for training; a quarter as many for testing
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """A line of `wardround data list`; `present` says whether a study that names the set can run now."""
+
+    name: str
+    classes: int
+    channels: int
+    what: str
+    present: bool
+
+
+def default_data_folder() -> Path:
+    """Where named sets are looked up: `$WARDROUND_DATA`, or `~/.wardround/data`."""
+    return Path(os.environ.get("WARDROUND_DATA") or "~/.wardround/data").expanduser()
+
+
+def known(data_folder: Path | None = None) -> list[SourceInfo]:
+    """The sets that have a name, phantoms first."""
+    folder = data_folder or default_data_folder()
+    drawn = SourceInfo(PHANTOMS, len(MORPHOLOGIES), 3, "drawn blood cells, built in", present=True)
+    return [drawn] + [
+        SourceInfo(name, len(o.classes), o.channels, o.what, present=(folder / file_name(name)).is_file())
+        for name, o in OFFICIAL.items()
+    ]
+
+
+def load(
+    source: str,
+    data_folder: Path,
+    seed: int = 0,
+    size: int | None = None,
+    n: int | None = None,
+    phantom_sites: int = 0,
+) -> Dataset:
+    """The images that `source` means.
+
+    `source` is `phantoms` or `phantoms:N` (N training images, N // 4 test images), a path to an `.npz` file or to a
+    folder, a MedMNIST name, or the name of any other `.npz` file in `data_folder`. `seed` draws phantoms and a folder's
+    test share; it has no part in who holds which image. `n` stands for N; `phantom_sites` gives phantoms site ids.
+    """
+    kind, _, count = source.partition(":")
+    if kind == PHANTOMS:
+        n_train = n if n is not None else _count(source, count)
+        if n_train < 4:
+            raise BadInput(
+                f"{n_train} phantoms are too few; ask for 4 or more, of which a quarter again is drawn to test"
+            )
+        return phantoms(n_train, 0, n_train // 4, size=28 if size is None else size, seed=seed, sites=phantom_sites)
+    if n is not None:
+        raise BadInput(f"a number of images can be chosen for phantoms only; leave it out for {source}")
+    path = Path(source).expanduser()
+    if path.suffix.lower() == ".npz":
+        return _of_size(read_medmnist(path), size)
+    name = official_name(source)
+    refuse_multi_label(name)
+    if name in OFFICIAL:
+        if size is not None and size not in SIZES:
+            raise BadInput(
+                f"{name} comes in {', '.join(map(str, SIZES))} pixels, not {size}; choose one of these sizes"
+            )
+        return _of_size(read_medmnist(data_folder / file_name(name, 28 if size is None else size)), size)
+    if path.is_dir():
+        return read_folder(path, size, seed=seed)
+    if path.name == source and (data_folder / f"{source}.npz").is_file():
+        return _of_size(read_medmnist(data_folder / f"{source}.npz"), size)
+    raise BadInput(
+        f"{source!r} is no folder, no .npz file and no known set; known are {PHANTOMS}, {', '.join(OFFICIAL)}: "
+        "`wardround data get NAME` downloads one"
+    )
+
+
+def _count(source: str, count: str) -> int:
+    if source == PHANTOMS:
+        return PHANTOM_IMAGES
+    if not (count.isascii() and count.isdigit()):
+        raise BadInput(f"{source!r} does not say how many phantoms; write {PHANTOMS}:1000 for 1,000 training images")
+    return int(count)
+
+
+def _of_size(data: Dataset, size: int | None) -> Dataset:
+    if size is not None and data.train.size != size:
+        raise BadInput(
+            f"{data.name} holds images of {data.train.size}x{data.train.size}, not {size}; leave the size out, or get "
+            "the set in that size"
+        )
+    return data
