@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: run test lint types soak format constraints clean
+.PHONY: run test lint types soak format carry clean
 
 run: $(READY)  ## the built-in study: a results table and the path of an HTML page
 	$(BIN)/wardround run
@@ -33,3 +33,8 @@ $(READY): pyproject.toml constraints.txt
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+
+carry: $(READY)  ## the packages a bare GPU machine lacks, for its Python (make carry GPU_PYTHON=3.12), in .carry/site
+	rm -rf .carry/site
+	$(BIN)/python -m pip install --quiet --target .carry/site --python-version $(or $(GPU_PYTHON),3.12) \
+		--only-binary=:all: --no-deps -c constraints.txt pydantic pydantic-core annotated-types typing-inspection typing-extensions

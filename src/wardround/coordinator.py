@@ -150,7 +150,8 @@ class Coordinator:
                     self.run.events.append(row)
                 if self.examiner.is_constant(predictor):
                     constant.append(site)
-                self._keep(site, predictor)
+                self._keep(site, predictor, shared)
+                self.examiner.forget(except_for=shared)
                 advance()
         if constant:
             self._note(f"constant predictors (one class for every test image) at {', '.join(constant)}")
@@ -159,8 +160,13 @@ class Coordinator:
         self.run.events.flush()
         self.run.ledger.flush()
 
-    def _keep(self, site: str, predictor: Predictor) -> None:
-        folder = self.run.path / "personal"
+    def _keep(self, site: str, predictor: Predictor, shared: Predictor | None) -> None:
+        """A file per site with a predictor of its own; sites that deploy the shared model have it in `shared`."""
+        folder = self.run.path / "predictors"
+        if shared is not None and predictor.identity() == shared.identity():
+            site = "shared"
+            if (folder / f"{site}.safetensors").exists():
+                return
         with disk_errors(folder):
             folder.mkdir(exist_ok=True)
             groups, record = predictor.parts()

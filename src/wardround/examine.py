@@ -18,7 +18,6 @@ from wardround.learn.device import Device
 from wardround.learn.predictor import Predictor
 from wardround.measure import Tally, macro_auc, tally
 
-SCORES_KEPT = 8  # what a study reads again soon; five hundred sites' own networks must not pile up here
 GLOBAL, LOCAL = "global", "local"
 SHARED, PERSONAL = "shared", "personal"
 
@@ -54,9 +53,10 @@ class Examiner:
         """Whether this predictor gives one and the same class for the whole global test."""
         return self._tally(predictor, self.federation.test).is_constant
 
-    def forget(self) -> None:
-        """Drop cached scores: the next round's predictors are others."""
-        self._seen.clear()
+    def forget(self, except_for: Predictor | None = None) -> None:
+        """Drop cached scores and the predictors they hold, so that memory does not grow with sites or rounds."""
+        kept = except_for.identity() if except_for is not None else None
+        self._seen = {key: seen for key, seen in self._seen.items() if key[0] == kept}
 
     def _global_rows(self, round: int, model: str, site: str, predictor: Predictor) -> Iterator[dict[str, Any]]:
         test = self.federation.test
@@ -93,10 +93,7 @@ class Examiner:
 
     def _scores(self, predictor: Predictor, images: ImageSet) -> Tensor:
         key = (predictor.identity(), id(images))
-        seen = self._seen.pop(key, None)
-        if seen is None:
-            seen = _Seen(predictor, images, predictor.scores(images.images, self.device, self.precision))
-            while len(self._seen) >= SCORES_KEPT:
-                del self._seen[next(iter(self._seen))]
-        self._seen[key] = seen  # last in line to be dropped
-        return seen.scores
+        if key not in self._seen:
+            scores = predictor.scores(images.images, self.device, self.precision)
+            self._seen[key] = _Seen(predictor, images, scores)
+        return self._seen[key].scores

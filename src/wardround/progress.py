@@ -32,7 +32,7 @@ class Bars(Silent):
     def __init__(self, console: Console) -> None:
         self.console = console
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
             TimeElapsedColumn(),

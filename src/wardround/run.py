@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +23,7 @@ from wardround.learn.device import Device, find_device, one_thread_per_worker
 from wardround.learn.store import FitStore
 from wardround.methods.base import Method
 from wardround.methods.registry import make
+from wardround.models import load_weights
 from wardround.progress import Silent
 from wardround.record import result as results
 from wardround.record.rundir import RunDir, disk_errors, lock_directory, refuse_existing, write_json
@@ -41,6 +44,7 @@ class Prepared:
     partition: Partition
     device: Device
     methods: tuple[Method, ...]
+    named: tuple[str, ...]  # the methods as the user named them: a name, or the path of a Python file
 
 
 def prepare(settings: Settings, methods: Sequence[tuple[str, dict[str, Any]]], progress: Silent) -> Prepared:
@@ -52,11 +56,12 @@ def prepare(settings: Settings, methods: Sequence[tuple[str, dict[str, Any]]], p
     with progress.task("reading images", 1):
         federation, partition = _federation(settings)
     study = agree(settings, federation)
-    for site in study.sites:
-        study.spec(site)  # an unknown model, or one that cannot take these images, is refused here
+    for spec in {study.spec(site) for site in study.sites}:  # refuses a model that is unknown or unfit for the images
+        if settings.model.weights is not None:
+            load_weights(settings.model.weights, spec)
     for method in made:
         method.check(_under(study, method))
-    return Prepared(study, federation, partition, device, made)
+    return Prepared(study, federation, partition, device, made, tuple(name for name, _ in methods))
 
 
 def _under(study: Study, method: Method) -> Study:
@@ -81,18 +86,21 @@ class Job:
                     self._compare()
                 else:
                     (method,) = self.prepared.methods
-                    self._run(self.path, _under(self.prepared.study, method), method, FitStore(self.path / "fits"))
+                    fits = FitStore(self.path / "fits")
+                    self._run(self.path, _under(self.prepared.study, method), method, fits)
+                    fits.clear()
         return read_result(self.path)
 
     def _compare(self) -> None:
         """One run directory per method, and one folder of trained site models that they share."""
         runs = {method.name: self.path / method.name for method in self.prepared.methods}
         with self.progress.task("methods", len(runs)) as advance:
-            for method in self.prepared.methods:
+            for method, named in zip(self.prepared.methods, self.prepared.named, strict=True):
                 study = _under(self.prepared.study, method)
                 inner = runs[method.name]
                 if not inner.exists():
-                    RunDir.create(inner, lambda part, study=study: self._open(part, study))  # type: ignore[misc]
+                    again = study.with_method(named, study.settings.set)
+                    RunDir.create(inner, lambda part, study=again: self._open(part, study))  # type: ignore[misc]
                 if not (inner / RESULT).is_file():
                     self._run(inner, study, method, FitStore(self.path / "fits"))
                 advance()
@@ -110,10 +118,11 @@ class Job:
 
     def _conclude(self, path: Path, kind: str, study: Study, runs: dict[str, Path]) -> None:
         data = results.describe_data(self.prepared.federation)
+        named = [*self.prepared.named, "--study"] if kind == "compare" else []
         result = results.whole(
             kind,
             path.name,
-            shlex.join(["wardround", kind, *([*runs, "--study"] if kind == "compare" else []), str(path / SETTINGS)]),
+            shlex.join(["wardround", kind, *named, str(path / SETTINGS)]),
             study.settings.model_dump(mode="json"),
             data,
             results.environment(self.prepared.device),
@@ -176,8 +185,11 @@ def reopen(path: Path, progress: Silent) -> Job:
 def read_result(path: Path) -> dict[str, Any]:
     """The result of a finished run."""
     file = path / RESULT if path.is_dir() else path
+    if not path.exists():
+        raise BadInput(f"there is no {path}; give the directory of a run")
     if not file.is_file():
-        raise BadInput(f"{path} has no {RESULT}; if the run was stopped, go on with: wardround resume {path}")
+        again = f"wardround resume {shlex.quote(str(path))}"
+        raise BadInput(f"{path} has no {RESULT}; if a run was stopped there, go on with: {again}")
     found: dict[str, Any] = _read_json(file, dict)
     if found.get("schema_version") != results.SCHEMA_VERSION:
         raise BadInput(f"{file} is not a result this version can read (schema_version {results.SCHEMA_VERSION})")
@@ -187,17 +199,26 @@ def read_result(path: Path) -> dict[str, Any]:
 def rewrite_report(path: Path) -> Path:
     """Make the report of a finished run again."""
     result = read_result(path)
-    with disk_errors(path):
-        write_report(result, path / REPORT)
-    return path / REPORT
+    page = (path if path.is_dir() else path.parent) / REPORT
+    with disk_errors(page):
+        write_report(result, page)
+    return page
 
 
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
 def _federation(settings: Settings) -> tuple[Federation, Partition]:
+    try:
+        return _sites(settings)
+    except MemoryError as error:
+        raise BadInput("the images do not fit into memory; use fewer images, smaller ones or fewer sites") from error
+
+
+def _sites(settings: Settings) -> tuple[Federation, Partition]:
     data = settings.data
     common: dict[str, Any] = {
+        "by_patient": data.by_patient,
         "seed_for_splits": data.partition_seed,
         "partition_seed": data.partition_seed,
         "merge_val": data.merge_val,
@@ -217,7 +238,6 @@ def _federation(settings: Settings) -> tuple[Federation, Partition]:
         capped=data.capped,
         classes_per_site=data.classes_per_site,
         min_size=data.min_size,
-        by_patient=data.by_patient,
         partition_file=data.partition_file,
         **common,
     )
@@ -226,7 +246,8 @@ def _federation(settings: Settings) -> tuple[Federation, Partition]:
 def _dataset(settings: Settings, source: str) -> Dataset:
     data = settings.data
     sites = max(data.sites, 1) if data.partition == "natural" else 0
-    return load(source, data.folder or default_data_folder(), size=data.size, phantom_sites=sites)
+    folder = Path(os.path.expanduser(data.folder)) if data.folder else default_data_folder()
+    return load(source, folder, size=data.size, phantom_sites=sites)
 
 
 def _on_device(federation: Federation, device: Device) -> Federation:
@@ -254,10 +275,11 @@ def _on_device(federation: Federation, device: Device) -> Federation:
 
 def _free_path(settings: Settings, what: str) -> Path:
     """`runs/NAME`, with a number behind it where that name is taken."""
-    source = "files" if settings.data.files else Path(settings.data.source).stem.replace(":", "-")
-    name = settings.name or f"{what}-{source}"
+    source = "files" if settings.data.files else Path(settings.data.source).resolve().stem
+    name = settings.name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{what}-{source}")[:64].rstrip("-.")
     numbered = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
-    return next(path for path in numbered if not path.exists())
+    with disk_errors(Path("runs")):
+        return next(path for path in numbered if not path.exists())
 
 
 def _read_json(path: Path, kind: type) -> Any:

@@ -6,30 +6,53 @@ wins. All of it is validated here before any work starts, and every complaint na
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from wardround.errors import BadInput
 
-Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Epochs = Annotated[int, Field(ge=0)]
+# Which of the two is meant is told first, so that a complaint speaks of that one alone.
+EpochsPerRound = Annotated[
+    Annotated[Epochs, Tag("<number>")] | Annotated[tuple[Epochs, ...], Field(min_length=1), Tag("<list>")],
+    Discriminator(lambda value: "<list>" if isinstance(value, list | tuple) else "<number>"),
+]
 Record = TypeVar("Record", bound=BaseModel)
+WANTED = {  # what a value should be, by pydantic's name for the complaint; its other messages read well as they are
+    "model_type": "a table",
+    "dict_type": "a table",
+    "string_type": "text",
+    "path_type": "a path",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a smaller number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "tuple_type": "a list",
+}
 
 
 class Frozen(BaseModel):
-    """A settings record: closed and unchangeable."""
+    """A settings record: closed, unchangeable, every number finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataSettings(Frozen):
@@ -46,13 +69,13 @@ class DataSettings(Frozen):
     classes_per_site: Count = 2
     min_size: Count = 10
     by_patient: bool = False
-    partition_seed: int = 0
+    partition_seed: Seed = 0
     partition_file: Path | None = None
     merge_val: bool = True
     val_share: Share = 0.1
     # None: the official test set weighted to the site's label mix; for natural sites and files, the site's own part
     test: Literal["weighted", "own", "balanced", "natural"] | None = None
-    test_share: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] = 0.2
+    test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     shift: Literal["none", "fixed", "drawn"] = "none"
     shift_strength: NotNegative = 1.0
 
@@ -61,7 +84,7 @@ class ModelSettings(Frozen):
     """Which network; `per_site` names another one for some sites."""
 
     name: str = "small"
-    width: Count | None = None
+    width: Annotated[int, Field(ge=1, le=4096)] | None = None
     stem: Literal["small", "imagenet"] | None = None
     per_site: dict[str, str] = {}
     weights: Path | None = None  # a safetensors file to start from
@@ -70,16 +93,16 @@ class ModelSettings(Frozen):
 class TrainSettings(Frozen):
     """How a site trains. `epochs` may be a list, one number per round."""
 
-    epochs: Annotated[int, Field(ge=0)] | tuple[Annotated[int, Field(ge=0)], ...] = 2
+    epochs: EpochsPerRound = 2
     batch: Count = 64
     optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: Positive = 0.02
+    lr: Positive = 0.05
     momentum: Share = 0.9
     weight_decay: NotNegative = 1e-4
     schedule: Literal["constant", "step", "cosine"] = "constant"
     milestones: tuple[Annotated[float, Field(ge=0, le=1)], ...] = (0.5, 0.75)
     gamma: Positive = 0.1
-    round_decay: Positive = 1.0  # the learning rate is multiplied by this after every round
+    round_decay: Positive = 0.95  # the learning rate is multiplied by this after every round
     clip_norm: Positive | None = None
     augment: bool = False
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -91,9 +114,9 @@ class Settings(Frozen):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     method: str = "fedavg"
-    seed: int = 0
-    rounds: Count = 5
-    participants: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    seed: Seed = 0
+    rounds: Count = 20
+    participants: Annotated[float, Field(gt=0, le=1)] = 1.0
     init: Literal["common", "own"] = "common"
     evaluate_every: Count = 1
     device: str = "auto"
@@ -103,24 +126,20 @@ class Settings(Frozen):
     train: TrainSettings = TrainSettings()
     set: dict[str, Any] = {}  # the method's own settings
 
-    @field_validator("seed")
-    @classmethod
-    def _seed_is_small(cls, seed: int) -> int:
-        if not 0 <= seed < 2**63:
-            raise ValueError("must be a whole number from 0 to 2^63 - 1")
-        return seed
-
 
 def read_study_file(path: Path) -> dict[str, Any]:
     """The settings in a TOML study file, or in the settings.json that a run wrote."""
+    kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read study file {path}: {error}; check the path") from error
+        text = path.read_text(encoding="utf-8-sig")  # Windows' editors put a mark in front
+    except OSError as error:
+        raise BadInput(f"cannot read study file {path}: {error.strerror}; check the path") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
     try:
-        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
-        raise BadInput(f"{path} is not valid {path.suffix.lstrip('.').upper() or 'TOML'}: {error}") from error
+        found = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path} is not valid {kind}: {error}; correct it") from error
     if not isinstance(found, dict):
         raise BadInput(f"{path} holds no settings; a study file is a table of keys and values")
     return found
@@ -139,18 +158,21 @@ def read_preset(name: str) -> dict[str, Any]:
         return tomllib.loads((resources.files("wardround.presets") / f"{name}.toml").read_text(encoding="utf-8"))
     if name.endswith(".toml"):
         return read_study_file(Path(name))
-    raise BadInput(f"there is no preset {name!r}; use one of {', '.join(preset_names())}, or the path of a TOML file")
+    known = f"one of {', '.join(preset_names())}, or " if preset_names() else ""
+    raise BadInput(f"there is no preset {name!r}; use {known}the path of a TOML file")
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """`train.lr=0.1` as (key, value); the value is read as TOML, and as plain text where it is none."""
+    """`train.lr=0.1` as (key, value); the value is read as TOML, and as plain text where it is none (or a date)."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise BadInput(f"--set {text!r} is not key=value; write for example --set train.lr=0.01")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value
+        found = tomllib.loads(f"value = {value}")
+    except (ValueError, RecursionError):
+        found = {}
+    is_one_value = found.keys() == {"value"} and not isinstance(found["value"], datetime.date | datetime.time)
+    return key.strip(), found["value"] if is_one_value else value
 
 
 def put(tree: dict[str, Any], dotted: str, value: Any) -> None:
@@ -183,25 +205,47 @@ def checked(record: type[Record], tree: Mapping[str, Any], prefix: str = "") -> 
         return record.model_validate(dict(tree))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        path = [str(part) for part in first["loc"] if not str(part).startswith(("constrained-", "function-"))]
-        key = ".".join([*([prefix] if prefix else []), *path])
+        inner = [str(part) for part in first["loc"] if not str(part).startswith(("<", "constrained-", "function-"))]
+        path = [*([prefix] if prefix else []), *inner]
         if first["type"] == "extra_forbidden":
-            raise BadInput(_unknown_key(record, key, path)) from error
-        shown = first["input"] if not isinstance(first["input"], dict) else "a table"
-        reason = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-        raise BadInput(
-            f"{key} = {_short(shown)} cannot be used: it should be {reason.removeprefix('must be ')}"
-        ) from error
+            raise BadInput(_unknown_key(record, prefix, path)) from error
+        if first["type"] == "missing":
+            raise BadInput(f"{'.'.join(path)} is not set and has no default; set it") from error
+        shown = "a table" if isinstance(first["input"], dict) else _short(first["input"])
+        said = first["msg"].removeprefix("Value error, ")  # "Input should be ...", "String should match ..."
+        wanted = f"be {WANTED[first['type']]}" if first["type"] in WANTED else said.partition(" should ")[2]
+        reason = f"it should {wanted}" if wanted else said
+        raise BadInput(f"{'.'.join(path)} = {shown} cannot be used: {reason}") from error
 
 
-def _unknown_key(record: type[BaseModel], key: str, path: list[str]) -> str:
-    fields: Mapping[str, Any] = record.model_fields
-    for part in path[:-1]:
-        inner = fields[part].annotation if part in fields else None
-        fields = inner.model_fields if isinstance(inner, type) and issubclass(inner, BaseModel) else {}
-    close = difflib.get_close_matches(path[-1], fields, 1)
-    hint = f"did you mean {close[0]}?" if close else f"known here are {', '.join(fields) or 'none'}"
-    return f"there is no setting {key!r}; {hint}"
+def _unknown_key(record: type[BaseModel], prefix: str, path: list[str]) -> str:
+    known = [*keys(record, prefix), *keys(Settings)]
+    here = [key.rpartition(".")[2] for key in known if key.split(".")[:-1] == path[:-1]]
+    others = f"known here are {', '.join(here)}" if here else f"{prefix or '.'.join(path[:-1])} has none"
+    return f"there is no setting {'.'.join(path)!r}; {hint('.'.join(path), known) or others}"
+
+
+def keys(record: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every key of a record, dotted, with those of the tables in it."""
+    found = []
+    for name, field in record.model_fields.items():
+        key = f"{prefix}.{name}" if prefix else name
+        found.append(key)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found += keys(field.annotation, key)
+    return found
+
+
+def hint(key: str, known: Iterable[str]) -> str:
+    """`did you mean ...?`: the same name in another table, or else the closest key; empty where none is close."""
+    known = list(known)
+    last = key.rpartition(".")[2]
+    by_last = {k.rpartition(".")[2]: k for k in reversed(known)}
+    if last in by_last:
+        return f"did you mean {by_last[last]}?"
+    close = difflib.get_close_matches(key, known, 1)
+    close = close or [by_last[name] for name in difflib.get_close_matches(last, by_last, 1, cutoff=0.7)]
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def _short(value: Any) -> str:

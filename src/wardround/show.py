@@ -2,44 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
+from rich.text import Text
 
+# The headline figures of the results table: heading, and what it is in a few words. The definition in full, with the
+# number of sites and the round, belongs to the figure and is in result.json and on the page.
 COLUMNS = {
-    "local_accuracy": "local",
-    "global_accuracy": "global",
-    "balance": "balance",
-    "worst_site_accuracy": "worst site",
-    "shared_global_accuracy": "shared, global",
+    "local_accuracy": ("local", "each site's own predictor on its local test, averaged over sites"),
+    "global_accuracy": ("global", "the same predictors on the global test, averaged over sites"),
+    "balance": ("balance", "the mean of local and global"),
+    "worst_site_accuracy": ("worst", "the lowest local accuracy of a site"),
+    "shared_global_accuracy": ("shared", "the one model shared by all sites on the global test"),
 }
 
 
-def opening(prepared: Any, path: Path) -> str:
-    """One paragraph that says what is about to happen."""
+def opening(console: Console, prepared: Any, path: Path) -> None:
+    """What is about to happen."""
     study, federation = prepared.study, prepared.federation
-    methods = ", ".join(method.name for method in prepared.methods)
     images = sum(len(site.train) for site in federation.sites)
-    return (
-        f"{methods} on {federation.provenance.partition(';')[0]}\n"
-        f"{len(study.sites)} sites ({federation.partition_rule}), {images:,} training images, "
-        f"{study.settings.model.name}, {prepared.device}, in {path}"
-    )
+    has_files = bool(study.settings.data.files)
+    rows = {
+        "method": ", ".join(method.name for method in prepared.methods),
+        "data": "a file or folder per site" if has_files else federation.provenance.partition(";")[0],
+        "sites": f"{federation.partition_rule}; {images:,} training images",
+        "model": f"{study.settings.model.name}, on {prepared.device}",
+        "in": str(path),
+    }
+    _definitions(console, rows.items())
 
 
 def result(console: Console, found: dict[str, Any], path: Path, brief: bool = False) -> None:
-    """The results table with the definition of every column, notes, and where the page is."""
+    """The results table with the meaning of every column, notes, and where the page is."""
     headlines: dict[str, dict[str, dict[str, Any]]] = {}
     for headline in found["headlines"]:
         headlines.setdefault(headline["method"], {})[headline["key"]] = headline
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("method")
-    for label in [*COLUMNS.values(), "up", "down", "seconds"]:
-        table.add_column(label, justify="right")
+    table.add_column("method", no_wrap=True)
+    for heading in [*(heading for heading, _ in COLUMNS.values()), "up", "down", "seconds"]:
+        table.add_column(heading, justify="right", no_wrap=True)
     for method in found["methods"]:
         sent = {"up": 0, "down": 0}
         for row in found["ledger"]["totals"]:
@@ -51,15 +58,21 @@ def result(console: Console, found: dict[str, Any], path: Path, brief: bool = Fa
             method, *figures, size(sent["up"]), size(sent["down"]), "–" if seconds is None else f"{seconds:.1f}"
         )
     console.print()
-    console.print(table)
+    _print_whole(console, table)
     if not brief:
         console.print()
-        first = headlines[found["methods"][0]]
-        for key, label in COLUMNS.items():
-            console.print(f"{label}: {first[key]['definition']}", style="dim", highlight=False, markup=False)
+        _definitions(console, _meanings(found))
     for note in found["notes"]:
-        console.print(f"note ({note['method']}): {note['text']}", style="yellow", highlight=False, markup=False)
-    console.print(f"\nreport: {path / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(f"note ({note['method']}): {note['text']}"), style="yellow", **PLAIN)
+    console.print(f"\nreport: {printable(str(path / 'report.html'))}", **PLAIN, soft_wrap=True)
+
+
+def _meanings(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from COLUMNS.values()
+    yield "", "All in %, after the last round. Figures of a site's own predictor leave out sites that have none."
+    yield "local test", found["data"]["local_protocol"]
+    yield "global test", found["data"]["global_protocol"]
+    yield "up, down", "bytes that left all sites and that came to them, in all rounds"
 
 
 def methods(console: Console, known: Iterable[Any]) -> None:
@@ -78,21 +91,16 @@ def sources(console: Console, known: Iterable[Any], folder: Path) -> None:
     """The image sets, a line each."""
     rows = ((i.name, str(i.classes), str(i.channels), "yes" if i.present else "no", i.what) for i in known)
     _table(console, ("name", "classes", "channels", "here", "what it is"), rows)
-    console.print(f"data folder: {folder} (set WARDROUND_DATA to change it)", highlight=False, markup=False)
+    console.print(f"data folder: {printable(str(folder))} (set WARDROUND_DATA to change it)", **PLAIN, soft_wrap=True)
 
 
-def download_bar(console: Console) -> Callable[[int, int], None]:
-    """A bar to be told (bytes so far, bytes in all)."""
-    bar = Progress(BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), console=console)
-    task = bar.add_task("download", total=None)
-    bar.start()
-
-    def update(done: int, total: int) -> None:
-        bar.update(task, completed=done, total=total or None)
-        if total and done >= total:
-            bar.stop()
-
-    return update
+@contextmanager
+def download_bar(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar to be told (bytes so far, bytes in all); gone at the end, however the download ends."""
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("download", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total or None)
 
 
 def percent(value: float | None) -> str:
@@ -102,12 +110,32 @@ def percent(value: float | None) -> str:
 
 def size(count: int) -> str:
     """Bytes in decimal units, as papers count them."""
+    if count < 1000:
+        return f"{count} B"
     amount = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+    for unit in ("kB", "MB", "GB"):
         amount /= 1000
-    return f"{amount:.1f} TB"
+        if round(amount, 1) < 1000:
+            return f"{amount:.1f} {unit}"
+    return f"{amount / 1000:.1f} TB"
+
+
+def printable(text: str) -> str:
+    """Text in one line that cannot steer the terminal: a file's name, or a stranger's file, may try to."""
+    one_line = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in one_line)
+
+
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False}
+
+
+def _definitions(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold", style="dim")
+    for word, meaning in pairs:
+        table.add_row(Text(word), Text(printable(meaning)))
+    console.print(table, highlight=False)
 
 
 def _table(console: Console, header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
@@ -115,5 +143,11 @@ def _table(console: Console, header: tuple[str, ...], rows: Iterable[tuple[str, 
     for name in header:
         table.add_column(name, no_wrap=name in ("method", "model", "name", "family"))
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     console.print(table)
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    """A table of figures is never cut: where the terminal is too narrow it may break the lines."""
+    wanted = console.measure(table).maximum
+    console.print(table, width=max(console.width, wanted), crop=False, no_wrap=True, overflow="ignore")

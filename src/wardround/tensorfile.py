@@ -22,23 +22,31 @@ from wardround.errors import BadInput
 
 Groups = Mapping[str, Mapping[str, Tensor]]
 RECORD = "wardround"
-_DTYPE_NAMES = {
+_DTYPE_NAMES = {  # in the order in which safetensors lays tensors out
+    torch.int64: "I64",
     torch.float64: "F64",
     torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
     torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
     torch.int16: "I16",
     torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_LAYOUT_ORDER = {dtype: place for place, dtype in enumerate(_DTYPE_NAMES)}
 
 
 def flatten(groups: Groups) -> dict[str, Tensor]:
-    """`{"parameters": {"w": t}}` as `{"parameters/w": t}`."""
-    return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+    """`{"parameters": {"w": t}}` as `{"parameters/w": t}`; names that `unflatten` could not take apart are refused."""
+    for group, tensors in groups.items():
+        if not group or "/" in group or "" in tensors:
+            raise BadInput(f"group {group!r} cannot be written: groups and tensors need names, a group's without '/'")
+    return {
+        f"{group}/{name}": _of_known_type(tensor, f"{group}/{name}")
+        for group, tensors in groups.items()
+        for name, tensor in tensors.items()
+    }
 
 
 def unflatten(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -47,9 +55,15 @@ def unflatten(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     for path in sorted(tensors):
         group, slash, name = path.partition("/")
         if not (group and slash and name):
-            raise BadInput(f"tensor {path!r} belongs to no group; this is not a file that wardround wrote")
-        groups.setdefault(group, {})[name] = tensors[path]
+            raise BadInput(f"tensor {path[:80]!r} belongs to no group; this is not a file that wardround wrote")
+        groups.setdefault(group, {})[name] = _of_known_type(tensors[path], path)
     return groups
+
+
+def _of_known_type(tensor: Tensor, path: str) -> Tensor:
+    if tensor.dtype not in _DTYPE_NAMES:
+        raise BadInput(f"tensor {path[:80]!r} is {tensor.dtype}; tensor files hold {', '.join(_DTYPE_NAMES.values())}")
+    return tensor
 
 
 def canonical(record: Mapping[str, Any]) -> str:
@@ -76,8 +90,9 @@ def from_bytes(data: bytes) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any
         header = json.loads(data[8 : 8 + length])
         record = json.loads(header["__metadata__"][RECORD])
         tensors = load(data)
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadInput(f"these bytes are not a wardround tensor file ({error}); make the file again") from error
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:  # RecursionError is among them
+        reason = str(error).partition("\n")[0][:200]  # torch adds a stack of its own frames
+        raise BadInput(f"these bytes are not a wardround tensor file ({reason}); make the file again") from error
     if not isinstance(record, dict):
         raise BadInput("the record in this tensor file is not a JSON object; make the file again")
     return unflatten(tensors), record
@@ -92,10 +107,10 @@ def overhead_bytes(groups: Groups, record: Mapping[str, Any]) -> int:
     """Bytes that `to_bytes` adds to the tensors: length prefix and header, padded to eight.
 
     Worked out from names and shapes alone, so that the ledger is byte-exact without serialising; a property test
-    compares it with the real length. Offsets grow in the order in which safetensors lays tensors out: by alignment,
-    widest first, then by name.
+    compares it with the real length. Offsets grow in the order in which safetensors lays tensors out: by type (see
+    `_DTYPE_NAMES`), then by name.
     """
-    tensors = sorted(flatten(groups).items(), key=lambda item: (-_alignment(item[1].dtype), item[0]))
+    tensors = sorted(flatten(groups).items(), key=lambda item: (_LAYOUT_ORDER[item[1].dtype], item[0]))
     header: dict[str, Any] = {"__metadata__": {RECORD: canonical(record)}}
     offset = 0
     for path, tensor in tensors:
@@ -108,10 +123,6 @@ def overhead_bytes(groups: Groups, record: Mapping[str, Any]) -> int:
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     return 8 + -(-len(text) // 8) * 8
-
-
-def _alignment(dtype: torch.dtype) -> int:
-    return 1 if dtype == torch.bool else dtype.itemsize
 
 
 def write_atomically(path: Path, data: bytes) -> None:

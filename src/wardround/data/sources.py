@@ -28,7 +28,7 @@ class SourceInfo:
 
 def default_data_folder() -> Path:
     """Where named sets are looked up: `$WARDROUND_DATA`, or `~/.wardround/data`."""
-    return Path(os.environ.get("WARDROUND_DATA") or "~/.wardround/data").expanduser()
+    return Path(os.path.expanduser(os.environ.get("WARDROUND_DATA") or "~/.wardround/data"))
 
 
 def known(data_folder: Path | None = None) -> list[SourceInfo]:
@@ -65,7 +65,7 @@ def load(
         return phantoms(n_train, 0, n_train // 4, size=28 if size is None else size, seed=seed, sites=phantom_sites)
     if n is not None:
         raise BadInput(f"a number of images can be chosen for phantoms only; leave it out for {source}")
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))  # Path.expanduser raises where there is no such user
     if path.suffix.lower() == ".npz":
         return _of_size(read_medmnist(path), size)
     name = official_name(source)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -40,22 +43,25 @@ def find_device(name: str = "auto", workers: int | None = None) -> Device:
     """`auto` (a GPU if there is one), `cpu`, `cuda` or `cuda:1`; a device that is not there is refused."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise BadInput(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if (device.index or 0) >= count:
-            raise BadInput(f"device {name!r} is not there ({count} CUDA devices found); use --device cpu")
-        return Device(torch.device("cuda", device.index or 0), workers or SITES_AT_ONCE_ON_GPU)
-    if device.type != "cpu":
-        raise BadInput(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
-    return Device(torch.device("cpu"), workers or _cores())
+    parsed = re.fullmatch(r"cpu|cuda(?::([0-9]{1,9}))?", name)  # torch reads cuda:256 as cuda:0
+    if parsed is None:
+        raise BadInput(f"device {name!r} is unknown; use auto, cpu, cuda or cuda:N")
+    if name == "cpu":
+        return Device(torch.device("cpu"), workers or _cores())
+    index, count = int(parsed[1] or 0), torch.cuda.device_count()
+    if index >= count:
+        raise BadInput(f"device {name!r} is not there ({count} CUDA devices found); use --device cpu")
+    return Device(torch.device("cuda", index), workers or SITES_AT_ONCE_ON_GPU)
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+@cache
+def worker_pool(workers: int) -> ThreadPoolExecutor:
+    """The process's worker threads, started once: threads that come and go leave their memory arenas behind."""
+    return ThreadPoolExecutor(workers, thread_name_prefix="wardround")
 
 
 @contextlib.contextmanager

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import torch
 from torch import Tensor
 
 from wardround.learn import nets
+from wardround.learn.device import worker_pool
 from wardround.learn.fit import Outputs
 from wardround.learn.pixels import normalise
 from wardround.models import NetSpec, StagedNet, Weights
@@ -31,8 +30,7 @@ def network_outputs(
             return _batch_outputs(net, batch.to(device), precision)
 
         if workers > 1 and len(batches) > 1 and device.type == "cpu":
-            with ThreadPoolExecutor(workers) as pool:
-                found = list(pool.map(outputs, batches))
+            found = list(worker_pool(workers).map(outputs, batches))
         else:
             found = [outputs(batch) for batch in batches]
     return Outputs(torch.cat([o.features for o in found]), torch.cat([o.logits for o in found]))

@@ -67,11 +67,15 @@ class Objective:
     """What a site minimises: cross-entropy, unless a method says otherwise by overriding one of the two hooks.
 
     Hooks work on tensors alone, so that a step can be captured in a CUDA graph; one that cannot sets
-    `capturable = False`. `key` names an objective whose fits may be reused by other methods; None means never.
+    `capturable = False`. `key` names an objective whose fits may be reused by other methods; None means never, and is
+    what a subclass has unless it names itself: another loss must never be taken for cross-entropy.
     """
 
     capturable = True
     key: str | None = "cross-entropy"
+
+    def __init_subclass__(cls) -> None:
+        cls.key = cls.__dict__.get("key")
 
     def to(self, device: str) -> None:
         """Move the objective's own tensors to the device; called once before training."""

@@ -29,17 +29,21 @@ def borrow(spec: NetSpec, device: torch.device, weights: Weights) -> Iterator[St
     finally:
         net.zero_grad(set_to_none=True)
         net.requires_grad_(True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the next borrower may work on another stream
         with _lock:
             shelf.append(net)
 
 
 def load(net: StagedNet, weights: Weights) -> None:
-    """Copy weights into a network, name by name; a missing or additional name is an error."""
+    """Copy weights into a network, name by name; a missing or additional name or another shape is an error."""
     own = net.state_dict()
     if own.keys() != weights.keys():
         raise KeyError(f"weights and network differ in {sorted(own.keys() ^ weights.keys())[:5]}")
     with torch.no_grad():
         for name, tensor in own.items():
+            if tensor.shape != weights[name].shape:  # `copy_` would spread one number over a whole tensor
+                raise ValueError(f"{name} has shape {tuple(weights[name].shape)}, the network's {tuple(tensor.shape)}")
             tensor.copy_(weights[name])
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import as_completed, wait
 from contextlib import ExitStack
 
 import torch
 
 from wardround.errors import SiteFailed
 from wardround.learn.captured import CapturedSteps
-from wardround.learn.device import Device
+from wardround.learn.device import Device, worker_pool
 from wardround.learn.fit import Fit, Fitted
 from wardround.learn.trainer import Trainer, batch_bounds, skip_reason, train_one
 from wardround.models import spec_layout
@@ -59,16 +59,20 @@ def _on_threads(fits: list[Fit], device: Device, on_step: Callable[[], None]) ->
             raise _Stopped
         on_step()
 
-    with ThreadPoolExecutor(device.workers) as pool:
-        # The largest first: a long fit that starts last would leave the other workers idle.
-        order = sorted(range(len(fits)), key=lambda i: -count_steps(fits[i]))
-        futures = {i: pool.submit(_outcome, fits[i], device.torch, step) for i in order}
-        try:
-            return [futures[i].result() for i in range(len(fits))]
-        except BaseException:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    # The largest first: a long fit that starts last would leave the other workers idle.
+    order = sorted(range(len(fits)), key=lambda i: -count_steps(fits[i]))
+    pool = worker_pool(device.workers)
+    futures = {i: pool.submit(_outcome, fits[i], device.torch, step) for i in order}
+    try:
+        for future in as_completed(futures.values()):
+            future.result()  # a fault in any fit ends the others now, not when their turn comes
+        return [futures[i].result() for i in range(len(fits))]
+    except BaseException:
+        stop.set()
+        for future in futures.values():
+            future.cancel()
+        wait(futures.values())
+        raise
 
 
 def _on_streams(fits: list[Fit], device: torch.device, on_step: Callable[[], None]) -> list[Outcome]:
@@ -87,9 +91,8 @@ def _on_streams(fits: list[Fit], device: torch.device, on_step: Callable[[], Non
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 trainer = Trainer(fit, device, borrowed)
-            if fit.objective.capturable:
-                trainer.take_step = CapturedSteps(trainer)
-            runs[i] = (trainer, trainer.steps(), stream)
+            captured = CapturedSteps(trainer) if fit.objective.capturable else None
+            runs[i] = (trainer, trainer.steps(captured), stream)
         active = dict(runs)
         while active:
             for i in list(active):

@@ -6,11 +6,12 @@ method to ask for a fit gets the stored weights, bit for bit, and a run that was
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from wardround import tensorfile
 from wardround.errors import BadInput
-from wardround.learn.fit import Fitted
+from wardround.learn.fit import Fitted, weights_hash
 
 
 class FitStore:
@@ -26,6 +27,8 @@ class FitStore:
             return None
         try:
             groups, record = tensorfile.from_bytes(path.read_bytes())
+            if weights_hash(groups["weights"]) != record["weights_sha256"]:
+                raise BadInput(f"{path} is damaged")
             return Fitted(
                 groups["weights"],
                 record["trained_on"],
@@ -34,7 +37,7 @@ class FitStore:
                 record["seconds"],
                 record["skipped"],
             )
-        except (BadInput, KeyError):
+        except (BadInput, KeyError, TypeError):
             path.unlink(missing_ok=True)
             return None
 
@@ -46,9 +49,14 @@ class FitStore:
             "best_epoch": fitted.best_epoch,
             "seconds": fitted.seconds,
             "skipped": fitted.skipped,
+            "weights_sha256": weights_hash(fitted.weights),
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         tensorfile.write_atomically(self._path(key), tensorfile.to_bytes({"weights": fitted.weights}, record))
+
+    def clear(self) -> None:
+        """Remove every fit: the run that wanted them is finished."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key[:32]}.safetensors"

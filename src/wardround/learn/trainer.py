@@ -36,17 +36,18 @@ def skip_reason(fit: Fit) -> str:
         return "no training images"
     if fit.recipe.epochs == 0:
         return "no epochs"
-    if len(fit.data) == 1 and spec_layout(fit.spec).has_batch_norm:
-        return "one image is too few for batch norm"
+    if spec_layout(fit.spec).has_batch_norm:
+        if len(fit.data) == 1:
+            return "one image is too few for batch norm"
+        if fit.recipe.batch == 1:
+            return "batches of one image are too small for batch norm"
     return ""
 
 
 def batch_bounds(n: int, batch: int, batch_norm: bool) -> list[tuple[int, int]]:
-    """Where the batches of an epoch begin and end; a lone last image is left out where there is batch norm."""
+    """Where the batches of an epoch begin and end; a lone image is left out where there is batch norm."""
     bounds = [(start, min(start + batch, n)) for start in range(0, n, batch)]
-    if batch_norm and bounds[-1][1] - bounds[-1][0] == 1:
-        bounds.pop()
-    return bounds
+    return [(start, end) for start, end in bounds if end - start > 1 or not batch_norm]
 
 
 def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
@@ -54,9 +55,13 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     if recipe.schedule == "cosine":
         return recipe.lr * 0.5 * (1 + math.cos(math.pi * step / (recipe.epochs * steps_per_epoch)))
     if recipe.schedule == "step":
-        passed = sum(step // steps_per_epoch >= share * recipe.epochs for share in recipe.milestones)
+        # The quotient, not share * epochs: 0.55 * 100 is a little more than 55, and would come one epoch late.
+        passed = sum((step // steps_per_epoch) / recipe.epochs >= share for share in recipe.milestones)
         return recipe.lr * recipe.gamma**passed
     return recipe.lr
+
+
+TakeStep = Callable[[Tensor, Tensor | None], None]
 
 
 class Trainer:
@@ -77,11 +82,11 @@ class Trainer:
         self.cached_teachers: tuple[Outputs, ...] = ()
         self.teacher_nets: list[StagedNet] = []
         self._teach(borrowed)
-        self.take_step: Callable[[Tensor, Tensor | None], None] = self.step
         fit.objective.to(str(device))
 
-    def steps(self) -> Iterator[None]:
-        """The whole fit, one optimiser step between two yields."""
+    def steps(self, captured: TakeStep | None = None) -> Iterator[None]:
+        """The whole fit, one optimiser step between two yields; `captured` may stand in for `step`."""
+        take_step = captured or self.step
         n = len(self.images)
         bounds = batch_bounds(n, self.recipe.batch, spec_layout(self.fit.spec).has_batch_norm)
         streams = Streams(self.fit.seed)
@@ -97,7 +102,7 @@ class Trainer:
                 if new_rate != rate:
                     rate = new_rate
                     self.rate.fill_(rate)
-                self.take_step(order[start:end], None if draws is None else draws[start:end])
+                take_step(order[start:end], None if draws is None else draws[start:end])
                 done += 1
                 yield
             self.losses.append(self.loss_sum / bounds[-1][1])
@@ -143,7 +148,7 @@ class Trainer:
         """Train mode, but a batch-norm layer whose statistics are frozen keeps them."""
         self.net.train()
         for name, module in self.net.named_modules():
-            if isinstance(module, _BatchNorm) and f"{name}.running_mean" in self.fit.frozen:
+            if isinstance(module, _BatchNorm) and {f"{name}.running_mean", f"{name}.running_var"} & self.fit.frozen:
                 module.eval()
 
     def _teach(self, borrowed: ExitStack) -> None:

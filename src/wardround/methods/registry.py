@@ -9,8 +9,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -67,8 +69,24 @@ def _from_file(path: Path) -> type[Method]:
         raise BadInput(f"{path} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise BadInput(
+            f"{path} cannot be loaded as Python: {_what_and_where(error, spec.origin)}; correct it"
+        ) from error
     found = list(_defined_in(module))
     if len(found) != 1:
         raise BadInput(f"{path} must define exactly one Method with a name, it defines {len(found)}")
+    if inspect.isabstract(found[0]):
+        missing = ", ".join(sorted(found[0].__abstractmethods__))
+        raise BadInput(f"{found[0].__name__} in {path} does not answer every question of a Method; add {missing}")
     return found[0]
+
+
+def _what_and_where(error: Exception, file: str | None) -> str:
+    """An exception in one line, with the line of the user's file that it came out of."""
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} in line {error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{type(error).__name__}: {error}" + (f" in line {lines[-1]}" if lines else "")

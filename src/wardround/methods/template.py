@@ -106,7 +106,7 @@ class Averaging(Method):
             objective=self.objective(ctx, site, received, memory),
             teachers=self.teachers(ctx, site, received, memory),
             frozen=self.frozen(ctx.study),
-            reusable=ctx.round == 0,
+            reusable=self.rounds(ctx.study) == 1,  # a one-round method trains what other one-shot methods train
         )
         sent = {name: fitted.weights[name] for name in join_groups(request)}
         groups = split_groups(ctx, site.name, sent)
