@@ -148,12 +148,18 @@ def same(one: Weights, other: Weights) -> bool:
 def assert_follows(fit: Fit, rates: list[float], fitted: Fitted) -> None:
     """The fit moved as the bare loop does, but for the order in which numbers were added up.
 
-    What is compared is the way gone from the start: two loops that differ in nothing but rounding part by some 1e-6 of
-    it over these few steps, two whose rates differ by a twentieth in one step by more than 1e-4.
+    What is compared is the way gone from the start. Over these few steps rounding alone parts two loops by some 1e-6 of
+    it (Adam, which divides by small gradients, by up to 5e-5), a rate that is 5 % off in one step by at least 1e-4
+    (Adam: 1e-3).
     """
     weights, losses = bare_loop(fit, rates)
     assert list(fitted.weights) == list(weights)
-    apart = sum(float((fitted.weights[name].double() - weights[name].double()).square().sum()) for name in weights)
-    gone = sum(float((weights[name].double() - start.double()).square().sum()) for name, start in fit.start.items())
-    assert math.sqrt(apart) < 2e-5 * math.sqrt(gone)
+    apart = gone = 0.0
+    for name, expected in weights.items():
+        if expected.is_floating_point():
+            apart += float((fitted.weights[name] - expected).double().square().sum())
+            gone += float((fit.start[name] - expected).double().square().sum())
+        else:
+            assert torch.equal(fitted.weights[name], expected)
+    assert math.sqrt(apart / gone) < (2e-4 if fit.recipe.optimiser == "adam" else 2e-5)
     assert list(fitted.losses) == pytest.approx(losses, rel=1e-5)

@@ -141,7 +141,7 @@ def give_tiny_data(patch: pytest.MonkeyPatch, *methods: type[Method], sizes: Seq
     """Let `wardround.run` find the tiny federation, whatever source is named, and these methods by their names."""
     made = run.make
     toys = {method.name: method for method in methods}
-    patch.setattr(run, "_federation", lambda settings: (federation(sizes), partition(sizes)))
+    patch.setattr(run, "_federation", lambda *_: (federation(sizes), partition(sizes)))
     patch.setattr(run, "make", lambda name, own: toys[name]() if name in toys else made(name, own))
 
 

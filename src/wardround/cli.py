@@ -6,33 +6,46 @@ Exit codes: 0 done; 1 a run that started and could not go on; 2 something to cor
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 
 from wardround import __version__, show
 from wardround.errors import BadInput, WardroundError
 from wardround.progress import Bars, Silent
-from wardround.settings import Settings, overlay, parse_assignment, put, read_preset, read_study_file, validate
-
-app = typer.Typer(
-    name="wardround",
-    help="Federated learning for hospitals: in one round where it can be, in a few where it must.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+from wardround.settings import (
+    Settings,
+    hint,
+    keys,
+    overlay,
+    parse_assignment,
+    put,
+    read_preset,
+    read_study_file,
+    validate,
 )
-data_app = typer.Typer(help="Image sets: what is known, what is here, and how to get it.", no_args_is_help=True)
+
+app = typer.Typer(name="wardround", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+data_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+# Typer's own complaints about flags. Taken from Typer, since not every version of it has click beside it.
+UsageError: Any = typer.BadParameter.__mro__[1]
+
+# Arguments are described in the commands' docstrings: not every version of Typer shows their help.
+Study = Annotated[Path | None, typer.Argument(hidden=True)]
+Methods = Annotated[list[str], typer.Argument(hidden=True)]
+Directory = Annotated[Path, typer.Argument(hidden=True)]
+SetName = Annotated[str, typer.Argument(metavar="NAME", hidden=True)]
 
 StudyFile = Annotated[Path | None, typer.Option("--study", help="a study file (TOML), or the settings.json of a run")]
 Preset = Annotated[str | None, typer.Option(help="a named set of settings, or a TOML file of your own")]
@@ -46,15 +59,28 @@ Rounds = Annotated[int | None, typer.Option(help="rounds of a multi-round method
 Epochs = Annotated[int | None, typer.Option(help="local epochs per round")]
 Seed = Annotated[int | None, typer.Option(help="seed of everything but the partition")]
 DeviceName = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N")]
+Folder = Annotated[Path | None, typer.Option(help="the data folder (default: $WARDROUND_DATA or ~/.wardround/data)")]
+Size = Annotated[int, typer.Option(help="28 (the default), 64, 128 or 224 pixels", show_default=False)]
 Out = Annotated[Path | None, typer.Option(help="directory to write; must not exist (default: runs/NAME)")]
-Sets = Annotated[list[str] | None, typer.Option("--set", help="any setting as key=value, such as train.lr=0.01")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="any setting, such as train.lr=0.01; may be repeated")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print the result only")]
 Json = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 
 
+@app.callback(invoke_without_command=True)
+def wardround(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="print the version")] = False
+) -> None:
+    """Federated learning for hospitals: in one round where it can be, in a few where it must."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+    _help_unless_command(context)
+
+
 @app.command()
 def run(
-    study: Annotated[Path | None, typer.Argument(help="a study file (TOML), or the settings.json of a run")] = None,
+    study: Study = None,
     method: Annotated[str | None, typer.Option(help="a name from `wardround methods`, or a Python file")] = None,
     preset: Preset = None,
     data: Data = None,
@@ -72,23 +98,25 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run one method; without arguments, the built-in study."""
+    """Run one method; without arguments, the built-in study.
+
+    STUDY is a study file (TOML), or the settings.json of an earlier run. Flags win over a preset, a preset over the
+    file.
+    """
+    settings, others = _settings(study, preset, _flags(locals()), set_)
+
     from wardround.methods.registry import find
     from wardround.run import begin_run
 
-    flags = _flags(locals())
-    tree = _layers(study, preset, flags)
-    chosen = str(tree.get("method", Settings().method))
-    known = {find(chosen).name} if isinstance(tree.get("method", ""), str) else set()
-    _assign(tree, set_, known, bare=True)
-    settings = validate({**tree, "set": _own(tree.get("set", {}), find(chosen).name)})
-    progress = _progress(quiet or as_json)
-    _finish(lambda: begin_run(settings, out, progress), quiet, as_json)
+    method = find(settings.method).name
+    own = _own(_with_others(settings.set, others, [method], bare=method), method)
+    settings = settings.model_copy(update={"set": own})
+    _finish(lambda: begin_run(settings, out, _progress(quiet or as_json)), quiet, as_json)
 
 
 @app.command()
 def compare(
-    methods: Annotated[list[str], typer.Argument(help="methods to compare, each by name")],
+    methods: Methods,
     study: StudyFile = None,
     preset: Preset = None,
     data: Data = None,
@@ -106,38 +134,39 @@ def compare(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run several methods on the same partition, sharing trained site models where they can."""
+    """Run several METHODS on the same partition.
+
+    Each is a name from `wardround methods`, or a Python file. Trained site models are shared where methods can.
+    """
+    settings, others = _settings(study, preset, _flags(locals()), set_)
+
     from wardround.methods.registry import find
     from wardround.run import begin_comparison
 
     names = [find(method).name for method in methods]
-    tree = _layers(study, preset, _flags(locals()))
-    _assign(tree, set_, set(names), bare=False)
-    own = tree.pop("set", {})
-    settings = validate({**tree, "method": names[0]})
+    own = _with_others(settings.set, others, names)
+    settings = settings.model_copy(update={"method": methods[0], "set": own})
     chosen = [(method, _own(own, name)) for method, name in zip(methods, names, strict=True)]
-    progress = _progress(quiet or as_json)
-    _finish(lambda: begin_comparison(settings, chosen, out, progress), quiet, as_json)
+    _finish(lambda: begin_comparison(settings, chosen, out, _progress(quiet or as_json)), quiet, as_json)
 
 
 @app.command()
-def resume(
-    directory: Annotated[Path, typer.Argument(help="the directory of a run that was stopped")],
-    quiet: Quiet = False,
-    as_json: Json = False,
-) -> None:
-    """Go on with a run that was stopped; it ends with the numbers it would have had."""
+def resume(directory: Directory, quiet: Quiet = False, as_json: Json = False) -> None:
+    """Go on with a run that was stopped, in its DIRECTORY.
+
+    It ends with the numbers it would have had.
+    """
     from wardround.run import reopen
 
     _finish(lambda: reopen(directory, _progress(quiet or as_json)), quiet, as_json)
 
 
 @app.command()
-def report(directory: Annotated[Path, typer.Argument(help="the directory of a finished run")]) -> None:
-    """Write the HTML page of a finished run again."""
+def report(directory: Directory) -> None:
+    """Write the HTML page of a finished run again, in its DIRECTORY."""
     from wardround.run import rewrite_report
 
-    typer.echo(rewrite_report(directory))
+    typer.echo(show.printable(str(rewrite_report(directory))))
 
 
 @app.command()
@@ -149,7 +178,7 @@ def methods(as_json: Json = False) -> None:
         fields = ("name", "family", "paper", "summary")
         _echo_json([{field: getattr(method, field) for field in fields} for method in known().values()])
     else:
-        show.methods(_console(), known().values())
+        show.methods(Console(), known().values())
 
 
 @app.command()
@@ -160,13 +189,17 @@ def models(as_json: Json = False) -> None:
     if as_json:
         _echo_json([vars(info) for info in catalogue()])
     else:
-        show.models(_console(), catalogue())
+        show.models(Console(), catalogue())
+
+
+@data_app.callback(invoke_without_command=True)
+def data(context: typer.Context) -> None:
+    """Image sets: what is known, what is here, and how to get it."""
+    _help_unless_command(context)
 
 
 @data_app.command("list")
-def data_list(
-    folder: Annotated[Path | None, typer.Option(help="the data folder")] = None, as_json: Json = False
-) -> None:
+def data_list(folder: Folder = None, as_json: Json = False) -> None:
     """List the image sets that are known by name, and which are here."""
     from wardround.data.sources import default_data_folder, known
 
@@ -175,50 +208,46 @@ def data_list(
     if as_json:
         _echo_json([vars(info) for info in found])
     else:
-        show.sources(_console(), found, place)
+        show.sources(Console(), found, place)
 
 
 @data_app.command("get")
-def data_get(
-    name: Annotated[str, typer.Argument(help="a MedMNIST set, such as bloodmnist")],
-    folder: Annotated[Path | None, typer.Option(help="where to put it")] = None,
-    size: Annotated[int, typer.Option(help="28, 64, 128 or 224 pixels")] = 28,
-    quiet: Quiet = False,
-) -> None:
-    """Download an official MedMNIST file and check it."""
+def data_get(name: SetName, folder: Folder = None, size: Size = 28, quiet: Quiet = False) -> None:
+    """Download an official MedMNIST file and check it.
+
+    NAME is one of `wardround data list`, such as bloodmnist.
+    """
     from wardround.data.download import fetch
     from wardround.data.sources import default_data_folder
 
-    typer.echo(fetch(name, folder or default_data_folder(), size, progress=_download_bar(quiet)))
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    typer.echo(__version__)
+    with contextlib.nullcontext() if quiet else show.download_bar(_console()) as progress:
+        path = fetch(name, folder or default_data_folder(), size, progress=progress)
+    typer.echo(show.printable(str(path)))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command's entry: every error a person can mend becomes one line and an exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a result must not be lost to a terminal that lacks a character
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = typer.main.get_command(app).main(args=arguments, prog_name="wardround", standalone_mode=False)
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except WardroundError as error:
-        _complain(str(error))
+        _complain(f"error: {error}")
         return error.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
-        typer.echo(error.format_message())
-        return 2
-    except click.ClickException as error:
-        _complain(error.format_message())
+    except UsageError as error:
+        command = error.ctx.command_path if error.ctx else "wardround"
+        _complain(f"error: {error.format_message()} (see: {command} --help)")
         return 2
     except _Terminated:
         return 143
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the reader went away; nothing more can be said
+    except BrokenPipeError:  # the reader went away; nothing more can be said, nor may the interpreter try to at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
@@ -233,15 +262,16 @@ def _terminate(_signal: int, _frame: object) -> None:
 def _finish(begin: Callable[[], Any], quiet: bool, as_json: bool) -> None:
     """Do a job to its end and show what came of it; when it is stopped, say how to go on."""
     job = begin()
-    if not (quiet or as_json):
-        _console().print(show.opening(job.prepared, job.path), highlight=False, markup=False)
+    again = shlex.join(["wardround", "resume", str(job.path)])
     try:
+        if not (quiet or as_json):
+            show.opening(_console(), job.prepared, job.path)
         result = job.finish()
     except KeyboardInterrupt:
-        _complain(f"stopped; go on with: wardround resume {job.path}", "")
+        _complain(f"stopped; go on with: {again}")
         raise
     except WardroundError as error:
-        raise type(error)(f"{error}; then go on with: wardround resume {job.path}") from error
+        raise type(error)(f"{error}; then go on with: {again}") from error
     if as_json:
         _echo_json({"directory": str(job.path), **{k: result[k] for k in ("methods", "headlines", "notes", "seconds")}})
     else:
@@ -250,7 +280,7 @@ def _finish(begin: Callable[[], Any], quiet: bool, as_json: bool) -> None:
 
 def _flags(given: dict[str, Any]) -> dict[str, Any]:
     """The flags that were set, as nested settings."""
-    keys = {
+    places = {
         "method": "method",
         "data": "data.source",
         "sites": "data.sites",
@@ -264,39 +294,62 @@ def _flags(given: dict[str, Any]) -> dict[str, Any]:
         "device": "device",
     }
     tree: dict[str, Any] = {}
-    for flag, key in keys.items():
+    for flag, key in places.items():
         if given.get(flag) is not None:
             put(tree, key, given[flag])
     return tree
 
 
-def _layers(study: Path | None, preset: str | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """Flags over preset, preset over file."""
+def _settings(
+    study: Path | None, preset: str | None, flags: dict[str, Any], assignments: list[str] | None
+) -> tuple[Settings, list[tuple[str, Any]]]:
+    """Flags over preset, preset over file; and every `--set` that is not of a study's key, so it must be a method's.
+
+    Checked before torch is loaded, which takes seconds: a slip is told at once.
+    """
     tree = read_study_file(study) if study else {}
     if preset:
         tree = overlay(tree, read_preset(preset))
-    return overlay(tree, flags)
-
-
-def _assign(tree: dict[str, Any], assignments: list[str] | None, methods: set[str], bare: bool) -> None:
-    """`--set`: a study's key (train.lr), a method's (fedprox.mu), or bare for the one method that runs (mu)."""
-    for text in assignments or []:
-        key, value = parse_assignment(text)
-        head = key.partition(".")[0]
-        if head in Settings.model_fields:
+    tree = overlay(tree, flags)
+    others = []
+    for key, value in map(parse_assignment, assignments or []):
+        if key.partition(".")[0] in Settings.model_fields:
             put(tree, key, value)
-        elif head in methods or (bare and "." not in key):
-            put(tree, f"set.{key}", value)
         else:
-            raise BadInput(f"--set {key}: no such setting; write a study's key such as train.lr, or METHOD.key")
+            others.append((key, value))
+    return validate(tree), others
+
+
+def _with_others(
+    own: dict[str, Any], assignments: list[tuple[str, Any]], methods: list[str], bare: str = ""
+) -> dict[str, Any]:
+    """`--set` of a method's key: under its name (fedprox.mu), or bare (mu) for the one method that runs."""
+    tree = overlay({}, own)
+    for key, value in assignments:
+        if key.partition(".")[0] in methods:
+            put(tree, key, value)
+        elif bare and "." not in key:
+            put(tree, f"{bare}.{key}", value)
+        else:
+            near = hint(key, keys(Settings)) or "write a study's key such as train.lr, or METHOD.key"
+            raise BadInput(f"--set {key}: no study and no method that runs here has this setting; {near}")
+    return tree
 
 
 def _own(tree: dict[str, Any], method: str) -> dict[str, Any]:
     """A method's own settings: those under its name, and those under no name."""
     from wardround.methods.registry import known
 
+    named = tree.get(method, {})
+    if not isinstance(named, dict):
+        raise BadInput(f"set.{method} = {named!r} cannot be used: it should be a table of {method}'s settings")
     bare = {key: value for key, value in tree.items() if key not in known() and key != method}
-    return {**bare, **tree.get(method, {})}
+    return {**bare, **named}
+
+
+def _help_unless_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def _console() -> Console:
@@ -308,12 +361,8 @@ def _progress(quiet: bool) -> Silent:
     return Silent() if quiet or not console.is_terminal else Bars(console)
 
 
-def _download_bar(quiet: bool) -> Any:
-    return None if quiet else show.download_bar(_console())
-
-
-def _complain(text: str, prefix: str = "error: ") -> None:
-    sys.stderr.write(f"{prefix}{' '.join(text.split())}\n")
+def _complain(text: str) -> None:
+    sys.stderr.write(f"{show.printable(text)}\n")
 
 
 def _echo_json(value: Any) -> None:

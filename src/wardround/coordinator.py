@@ -48,11 +48,11 @@ class Coordinator:
     def __post_init__(self) -> None:
         settings = self.study.settings
         self.examiner = Examiner(
-            self.federation, self.device, settings.train.precision, self.method.name, settings.seed
+            self.federation, self.device, settings.train.precision, self.method.name, settings.seed, self.progress
         )
         self.transport = InProcess(self.federation, self._train, self.device.workers, self._count)
         self.memories: dict[str, str] = {}
-        self.commits = 0
+        self.saved = 0
         self.began = time.monotonic()
 
     def work(self) -> None:
@@ -63,7 +63,7 @@ class Coordinator:
             state, round, answers = self.method.begin(self._context(0)), 0, {}
         else:
             state, round, answers = self.run.load(checkpoint.state), checkpoint.round, checkpoint.answers
-            self.memories, self.commits = dict(checkpoint.memories), checkpoint.commits
+            self.memories, self.saved = dict(checkpoint.memories), checkpoint.saved
             self.began -= checkpoint.seconds
         received: Mapping[str, Bundle]
         while True:
@@ -81,7 +81,7 @@ class Coordinator:
                 self._measure_shared(ctx, self.method.predictor(ctx, state))
                 self.examiner.forget()
             round, answers = round + 1, {}
-            self._commit(round, state)
+            self.run.commit(self._checkpoint(round, state))
         self._finish(self._context(max(round - 1, 0)), state, rounds=round)
 
     # One round --------------------------------------------------------------------------------------------------------
@@ -109,14 +109,17 @@ class Coordinator:
 
         A state is committed when another has followed it: from the last one a resumed run would absorb twice.
         """
-        committed = time.monotonic()
+        saved_at = time.monotonic()
+        saved: Checkpoint | None = None
         latest: State | None = None
-        for newer in self.method.absorb(ctx, state, received):
-            if latest is not None and time.monotonic() - committed > ABSORB_CHECKPOINT_SECONDS:
+        for latest in self.method.absorb(ctx, state, received):
+            if saved is not None:
+                self.run.commit(saved)
+                saved = None
+            if time.monotonic() - saved_at > ABSORB_CHECKPOINT_SECONDS:
                 stored = stored or self._store_answers(ctx, received)
-                self._commit(ctx.round, latest, stored)
-                committed = time.monotonic()
-            latest = newer
+                saved = self._checkpoint(ctx.round, latest, stored)
+                saved_at = time.monotonic()
         if latest is None:
             raise RunFailed(f"{self.method.name} made nothing of round {ctx.round + 1}; this is a fault of the method")
         return latest
@@ -244,19 +247,17 @@ class Coordinator:
             found.add(site, Bundle.from_bytes(self.run.read(name)))
         return found
 
-    def _commit(self, round: int, state: State, answers: dict[str, str] | None = None) -> None:
-        """A state file is never written over: until this commit is through, the checkpoint before it needs its own."""
-        name = self.run.save(f"state-{self.commits}.safetensors", state)
-        self.commits += 1
-        self.run.commit(
-            Checkpoint(
-                round,
-                name,
-                self.memories,
-                answers or {},
-                self.commits,
-                self.run.events.flush(),
-                self.run.ledger.flush(),
-                time.monotonic() - self.began,
-            )
+    def _checkpoint(self, round: int, state: State, answers: dict[str, str] | None = None) -> Checkpoint:
+        """Save a state under a name of its own: until this is committed, the checkpoint before it needs its file."""
+        name = self.run.save(f"state-{self.saved}.safetensors", state)
+        self.saved += 1
+        return Checkpoint(
+            round,
+            name,
+            self.memories,
+            answers or {},
+            self.saved,
+            self.run.events.flush(),
+            self.run.ledger.flush(),
+            time.monotonic() - self.began,
         )

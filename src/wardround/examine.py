@@ -17,6 +17,7 @@ from wardround.data.imageset import ImageSet
 from wardround.learn.device import Device
 from wardround.learn.predictor import Predictor
 from wardround.measure import Tally, macro_auc, tally
+from wardround.progress import Silent
 
 GLOBAL, LOCAL = "global", "local"
 SHARED, PERSONAL = "shared", "personal"
@@ -32,8 +33,10 @@ class _Seen:
 class Examiner:
     """Turns predictors into rows of the record."""
 
-    def __init__(self, federation: Federation, device: Device, precision: str, method: str, seed: int) -> None:
-        self.federation, self.device, self.precision = federation, device, precision
+    def __init__(
+        self, federation: Federation, device: Device, precision: str, method: str, seed: int, progress: Silent
+    ) -> None:
+        self.federation, self.device, self.precision, self.progress = federation, device, precision, progress
         self.labels = {"method": method, "seed": seed}
         self._seen: dict[tuple[object, ...], _Seen] = {}
 
@@ -94,6 +97,6 @@ class Examiner:
     def _scores(self, predictor: Predictor, images: ImageSet) -> Tensor:
         key = (predictor.identity(), id(images))
         if key not in self._seen:
-            scores = predictor.scores(images.images, self.device, self.precision)
+            scores = predictor.scores(images.images, self.device, self.precision, self.progress)
             self._seen[key] = _Seen(predictor, images, scores)
         return self._seen[key].scores

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 REDRAW_SECONDS = 0.1
 Advance = Callable[[], None]
+T = TypeVar("T")
 
 
 class Silent:
@@ -22,8 +24,18 @@ class Silent:
         """A piece of work of `total` steps; call what it gives after each."""
         yield lambda: None
 
+    def track(self, items: Sequence[T], label: str) -> Iterator[T]:
+        """The items, one step each."""
+        with self.task(label, len(items)) as advance:
+            for item in items:
+                yield item
+                advance()
+
     def say(self, text: str) -> None:
         """A line for the person who watches."""
+
+
+NO_PROGRESS = Silent()
 
 
 class Bars(Silent):
@@ -62,7 +74,7 @@ class Bars(Silent):
                 if now - drawn < REDRAW_SECONDS:
                     return
                 drawn = now
-            self._bars.update(bar, completed=done)
+                self._bars.update(bar, completed=done)  # under the lock, or a slower thread takes the bar back
 
         try:
             yield advance

@@ -53,8 +53,7 @@ def prepare(settings: Settings, methods: Sequence[tuple[str, dict[str, Any]]], p
     if len({method.name for method in made}) < len(made):
         raise BadInput("a method is named twice; name each method once")
     device = find_device(settings.device, settings.workers)
-    with progress.task("reading images", 1):
-        federation, partition = _federation(settings)
+    federation, partition = _federation(settings, progress)
     study = agree(settings, federation)
     for spec in {study.spec(site) for site in study.sites}:  # refuses a model that is unknown or unfit for the images
         if settings.model.weights is not None:
@@ -208,14 +207,14 @@ def rewrite_report(path: Path) -> Path:
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
-def _federation(settings: Settings) -> tuple[Federation, Partition]:
+def _federation(settings: Settings, progress: Silent) -> tuple[Federation, Partition]:
     try:
-        return _sites(settings)
+        return _sites(settings, progress)
     except MemoryError as error:
         raise BadInput("the images do not fit into memory; use fewer images, smaller ones or fewer sites") from error
 
 
-def _sites(settings: Settings) -> tuple[Federation, Partition]:
+def _sites(settings: Settings, progress: Silent) -> tuple[Federation, Partition]:
     data = settings.data
     common: dict[str, Any] = {
         "by_patient": data.by_patient,
@@ -229,9 +228,11 @@ def _sites(settings: Settings) -> tuple[Federation, Partition]:
         "shift_strength": data.shift_strength,
     }
     if data.files:
-        return federate_files({name: _dataset(settings, source) for name, source in data.files.items()}, **common)
+        return federate_files(
+            {name: _dataset(settings, source, progress) for name, source in data.files.items()}, **common
+        )
     return federate(
-        _dataset(settings, data.source),
+        _dataset(settings, data.source, progress),
         rule=data.partition,
         sites=data.sites,
         alpha=data.alpha,
@@ -243,11 +244,11 @@ def _sites(settings: Settings) -> tuple[Federation, Partition]:
     )
 
 
-def _dataset(settings: Settings, source: str) -> Dataset:
+def _dataset(settings: Settings, source: str, progress: Silent) -> Dataset:
     data = settings.data
     sites = max(data.sites, 1) if data.partition == "natural" else 0
     folder = Path(os.path.expanduser(data.folder)) if data.folder else default_data_folder()
-    return load(source, folder, size=data.size, phantom_sites=sites)
+    return load(source, folder, size=data.size, phantom_sites=sites, progress=progress)
 
 
 def _on_device(federation: Federation, device: Device) -> Federation:

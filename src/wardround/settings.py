@@ -32,20 +32,21 @@ EpochsPerRound = Annotated[
     Discriminator(lambda value: "<list>" if isinstance(value, list | tuple) else "<number>"),
 ]
 Record = TypeVar("Record", bound=BaseModel)
-WANTED = {  # what a value should be, by pydantic's name for the complaint; its other messages read well as they are
-    "model_type": "a table",
-    "dict_type": "a table",
-    "string_type": "text",
-    "path_type": "a path",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_parsing_size": "a smaller number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "tuple_type": "a list",
+WANTED = {  # pydantic's complaints that name Python's types or its own workings, in a study's words
+    "model_type": "It should be a table",
+    "dict_type": "It should be a table",
+    "string_type": "It should be text",
+    "path_type": "It should be a path",
+    "bool_type": "It should be true or false",
+    "bool_parsing": "It should be true or false",
+    "int_type": "It should be a whole number",
+    "int_parsing": "It should be a whole number",
+    "int_parsing_size": "It should be a smaller number",
+    "int_from_float": "It should be a whole number",
+    "float_type": "It should be a number",
+    "float_parsing": "It should be a number",
+    "tuple_type": "It should be a list",
+    "too_short": "It should be a longer list",
 }
 
 
@@ -186,11 +187,13 @@ def put(tree: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested tables laid over one another; the top wins."""
+    """Nested tables laid over one another; the top wins. A table over a value is refused, as it would hide a slip."""
     merged = dict(base)
     for key, value in top.items():
-        under = merged.get(key)
-        merged[key] = overlay(under, value) if isinstance(value, dict) and isinstance(under, dict) else value
+        under = merged.get(key, {})
+        if isinstance(value, dict) and not isinstance(under, dict):
+            raise BadInput(f"{key} = {_short(under)} cannot be used: it should be a table")
+        merged[key] = overlay(under, value) if isinstance(value, dict) else value
     return merged
 
 
@@ -212,16 +215,16 @@ def checked(record: type[Record], tree: Mapping[str, Any], prefix: str = "") -> 
         if first["type"] == "missing":
             raise BadInput(f"{'.'.join(path)} is not set and has no default; set it") from error
         shown = "a table" if isinstance(first["input"], dict) else _short(first["input"])
-        said = first["msg"].removeprefix("Value error, ")  # "Input should be ...", "String should match ..."
-        wanted = f"be {WANTED[first['type']]}" if first["type"] in WANTED else said.partition(" should ")[2]
-        reason = f"it should {wanted}" if wanted else said
+        said = WANTED.get(first["type"]) or first["msg"].removeprefix("Value error, ")
+        _, should, wanted = said.partition(" should ")  # "Input should be greater than 0", "String should match ..."
+        reason = f"it should {wanted}" if should else said
         raise BadInput(f"{'.'.join(path)} = {shown} cannot be used: {reason}") from error
 
 
 def _unknown_key(record: type[BaseModel], prefix: str, path: list[str]) -> str:
     known = [*keys(record, prefix), *keys(Settings)]
     here = [key.rpartition(".")[2] for key in known if key.split(".")[:-1] == path[:-1]]
-    others = f"known here are {', '.join(here)}" if here else f"{prefix or '.'.join(path[:-1])} has none"
+    others = f"known here are {', '.join(here)}" if here else f"{'.'.join(path[:-1])} has no settings of its own"
     return f"there is no setting {'.'.join(path)!r}; {hint('.'.join(path), known) or others}"
 
 
@@ -237,15 +240,15 @@ def keys(record: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def hint(key: str, known: Iterable[str]) -> str:
-    """`did you mean ...?`: the same name in another table, or else the closest key; empty where none is close."""
+    """`did you mean ...?`: a close name in the same table, or else in any; empty where there is none."""
     known = list(known)
-    last = key.rpartition(".")[2]
-    by_last = {k.rpartition(".")[2]: k for k in reversed(known)}
-    if last in by_last:
-        return f"did you mean {by_last[last]}?"
-    close = difflib.get_close_matches(key, known, 1)
-    close = close or [by_last[name] for name in difflib.get_close_matches(last, by_last, 1, cutoff=0.7)]
-    return f"did you mean {close[0]}?" if close else ""
+    table, _, name = key.rpartition(".")
+    for candidates in ([k for k in known if k.rpartition(".")[0] == table], known):
+        by_name = {k.rpartition(".")[2]: k for k in reversed(candidates)}
+        close = difflib.get_close_matches(name, by_name, 1)
+        if close:
+            return f"did you mean {by_name[close[0]]}?"
+    return ""
 
 
 def _short(value: Any) -> str:

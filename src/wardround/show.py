@@ -21,6 +21,8 @@ COLUMNS = {
     "worst_site_accuracy": ("worst", "the lowest local accuracy of a site"),
     "shared_global_accuracy": ("shared", "the one model shared by all sites on the global test"),
 }
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False}
+WIDE = 1000  # columns: more than any table of figures takes
 
 
 def opening(console: Console, prepared: Any, path: Path) -> None:
@@ -62,6 +64,8 @@ def result(console: Console, found: dict[str, Any], path: Path, brief: bool = Fa
     if not brief:
         console.print()
         _definitions(console, _meanings(found))
+    if found["notes"]:
+        console.print()
     for note in found["notes"]:
         console.print(printable(f"note ({note['method']}): {note['text']}"), style="yellow", **PLAIN)
     console.print(f"\nreport: {printable(str(path / 'report.html'))}", **PLAIN, soft_wrap=True)
@@ -122,11 +126,8 @@ def size(count: int) -> str:
 
 def printable(text: str) -> str:
     """Text in one line that cannot steer the terminal: a file's name, or a stranger's file, may try to."""
-    one_line = " ".join(text.split())
+    one_line = " ".join(line.strip() for line in text.splitlines())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in one_line)
-
-
-PLAIN: dict[str, Any] = {"highlight": False, "markup": False}
 
 
 def _definitions(console: Console, pairs: Iterable[tuple[str, str]]) -> None:
@@ -149,5 +150,5 @@ def _table(console: Console, header: tuple[str, ...], rows: Iterable[tuple[str, 
 
 def _print_whole(console: Console, table: Table) -> None:
     """A table of figures is never cut: where the terminal is too narrow it may break the lines."""
-    wanted = console.measure(table).maximum
+    wanted = console.measure(table, options=console.options.update(width=WIDE)).maximum
     console.print(table, width=max(console.width, wanted), crop=False, no_wrap=True, overflow="ignore")

@@ -16,6 +16,7 @@ from PIL import Image, ImageFile, ImageOps
 
 from wardround.data.imageset import Dataset, ImageSet
 from wardround.errors import BadInput
+from wardround.progress import NO_PROGRESS, Silent
 from wardround.streams import Streams
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
@@ -47,7 +48,9 @@ class _Pictures:
     labels: list[int]
 
 
-def read_folder(path: Path, size: int | None = None, test_share: float = 0.2, seed: int = 0) -> Dataset:
+def read_folder(
+    path: Path, size: int | None = None, test_share: float = 0.2, seed: int = 0, progress: Silent = NO_PROGRESS
+) -> Dataset:
     """Read all pictures; grey if every file is grey, else colour.
 
     Without `size` all pictures must be squares of one size; with it each is cut to its central square and resized.
@@ -61,11 +64,11 @@ def read_folder(path: Path, size: int | None = None, test_share: float = 0.2, se
         raise BadInput(f"{path} is not a folder; give the folder that holds one sub-folder per class")
     names = [folder.name for folder in _folders(path)]
     if {"train", "test"} <= set(names):
-        classes, parts = _read_parts(path, names, size)
+        classes, parts = _read_parts(path, names, size, progress)
         how = "parts as the folder has them"
     else:
         classes = names
-        parts = _held_out(path, classes, _read_classes(path, classes, classes, size), test_share, seed)
+        parts = _held_out(path, classes, _read_classes(path, classes, classes, size, progress), test_share, seed)
         how = f"test share {test_share:g} drawn per class with data seed {seed}"
     _check_one_size(path, parts)
     colour = any(picture.ndim == 3 for part in parts.values() for picture in part.pixels)
@@ -96,7 +99,9 @@ def _entries(path: Path) -> list[Path]:
         raise BadInput(f"{path} cannot be listed ({error.strerror}); check its permissions") from error
 
 
-def _read_parts(path: Path, names: list[str], size: int | None) -> tuple[list[str], dict[str, _Pictures]]:
+def _read_parts(
+    path: Path, names: list[str], size: int | None, progress: Silent
+) -> tuple[list[str], dict[str, _Pictures]]:
     others = [name for name in names if name not in PARTS]
     if others:
         raise BadInput(f"{path} holds {others[0]} beside train and test; move it out, or put all classes side by side")
@@ -107,11 +112,11 @@ def _read_parts(path: Path, names: list[str], size: int | None) -> tuple[list[st
         strange = [name for name in present if name not in classes]
         if strange:
             raise BadInput(f"{path / part / strange[0]} has no class of that name in train; name the folders alike")
-        parts[part] = _read_classes(path / part, present, classes, size)
+        parts[part] = _read_classes(path / part, present, classes, size, progress)
     return classes, parts
 
 
-def _read_classes(path: Path, present: list[str], classes: list[str], size: int | None) -> _Pictures:
+def _read_classes(path: Path, present: list[str], classes: list[str], size: int | None, progress: Silent) -> _Pictures:
     if len(classes) < 2:
         raise BadInput(f"{path} holds the one class {classes[0]}; a classifier needs at least two class folders")
     pixels: list[Pixels] = []
@@ -120,7 +125,7 @@ def _read_classes(path: Path, present: list[str], classes: list[str], size: int 
         files = _entries(path / name)
         if not files:
             raise BadInput(f"{path / name} holds no pictures; add some or remove the folder")
-        pixels += [_read(file, size) for file in files]
+        pixels += [_read(file, size) for file in progress.track(files, f"reading {path.name}/{name}")]
         labels += [classes.index(name)] * len(files)
     return _Pictures(pixels, labels)
 

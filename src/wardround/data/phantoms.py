@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from wardround.data.imageset import Dataset, ImageSet
 from wardround.errors import BadInput
+from wardround.progress import NO_PROGRESS, Silent
 from wardround.streams import Streams
 
 Array = NDArray[np.float64]
@@ -101,7 +102,13 @@ RANGES = np.array([astuple(morphology) for morphology in MORPHOLOGIES.values()])
 
 
 def phantoms(
-    n_train: int = 4000, n_val: int = 0, n_test: int = 1000, size: int = 28, seed: int = 0, sites: int = 0
+    n_train: int = 4000,
+    n_val: int = 0,
+    n_test: int = 1000,
+    size: int = 28,
+    seed: int = 0,
+    sites: int = 0,
+    progress: Silent = NO_PROGRESS,
 ) -> Dataset:
     """A set of drawn cells; where `sites` > 0 every image also says at which of that many sites it was taken."""
     if n_train < 1 or n_test < 1 or n_val < 0:
@@ -113,20 +120,20 @@ def phantoms(
     streams = Streams(seed)
     return Dataset(
         name="phantoms",
-        train=_part(streams, "train", n_train, size, sites),
-        val=_part(streams, "val", n_val, size, sites) if n_val else None,
-        test=_part(streams, "test", n_test, size, sites),
+        train=_part(streams, "train", n_train, size, sites, progress),
+        val=_part(streams, "val", n_val, size, sites, progress) if n_val else None,
+        test=_part(streams, "test", n_test, size, sites, progress),
         provenance=f"phantoms: drawn blood cells, no patients; {n_train} train, {n_val} val, {n_test} test images of "
         f"{size}x{size}, data seed {seed}",
     )
 
 
-def _part(streams: Streams, part: str, n: int, size: int, sites: int) -> ImageSet:
+def _part(streams: Streams, part: str, n: int, size: int, sites: int, progress: Silent) -> ImageSet:
     blocks = -(-n // BLOCK)  # the last one is drawn whole and then cut
     labels = _dealt(streams.numpy(f"phantoms {part} labels"), blocks * BLOCK, len(MORPHOLOGIES))
     images = [
         _draw(streams.numpy(f"phantoms {part}", index=block), classes, size)
-        for block, classes in enumerate(np.split(labels, blocks))
+        for block, classes in progress.track(list(enumerate(np.split(labels, blocks))), f"drawing phantoms, {part}")
     ]
     return ImageSet(
         torch.from_numpy(np.concatenate(images)[:n]),

@@ -10,6 +10,7 @@ from wardround.data.imageset import Dataset
 from wardround.data.medmnist import OFFICIAL, official_name, read_medmnist, refuse_multi_label
 from wardround.data.phantoms import MORPHOLOGIES, phantoms
 from wardround.errors import BadInput
+from wardround.progress import NO_PROGRESS, Silent
 
 PHANTOMS = "phantoms"
 PHANTOM_IMAGES = 4000  # for training; a quarter as many for testing
@@ -48,6 +49,7 @@ def load(
     size: int | None = None,
     n: int | None = None,
     phantom_sites: int = 0,
+    progress: Silent = NO_PROGRESS,
 ) -> Dataset:
     """The images that `source` means.
 
@@ -62,7 +64,7 @@ def load(
             raise BadInput(
                 f"{n_train} phantoms are too few; ask for 4 or more, of which a quarter again is drawn to test"
             )
-        return phantoms(n_train, 0, n_train // 4, size=28 if size is None else size, seed=seed, sites=phantom_sites)
+        return phantoms(n_train, 0, n_train // 4, 28 if size is None else size, seed, phantom_sites, progress)
     if n is not None:
         raise BadInput(f"a number of images can be chosen for phantoms only; leave it out for {source}")
     path = Path(os.path.expanduser(source))  # Path.expanduser raises where there is no such user
@@ -77,7 +79,7 @@ def load(
             )
         return _of_size(read_medmnist(data_folder / file_name(name, 28 if size is None else size)), size)
     if path.is_dir():
-        return read_folder(path, size, seed=seed)
+        return read_folder(path, size, seed=seed, progress=progress)
     if path.name == source and (data_folder / f"{source}.npz").is_file():
         return _of_size(read_medmnist(data_folder / f"{source}.npz"), size)
     raise BadInput(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -15,19 +17,32 @@ CPU_BATCH = 128  # larger batches are slower per image on a CPU: they leave the 
 CUDA_BATCH = 2048
 
 
+def batch_size(device: torch.device) -> int:
+    """How many images are shown to a network at once."""
+    return CUDA_BATCH if device.type == "cuda" else CPU_BATCH
+
+
 def network_outputs(
-    spec: NetSpec, weights: Weights, images: Tensor, device: torch.device, precision: str = "fp32", workers: int = 1
+    spec: NetSpec,
+    weights: Weights,
+    images: Tensor,
+    device: torch.device,
+    precision: str = "fp32",
+    workers: int = 1,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> Outputs:
     """Features and logits (float32, on the device) of uint8 images, in evaluation mode.
 
     Several workers share the batches on a CPU; each batch is computed by one, so their number changes no value.
     """
-    batches = torch.split(images, CUDA_BATCH if device.type == "cuda" else CPU_BATCH)
+    batches = torch.split(images, batch_size(device))
     with nets.borrow(spec, device, weights) as net:
         net.eval()
 
         def outputs(batch: Tensor) -> Outputs:
-            return _batch_outputs(net, batch.to(device), precision)
+            found = _batch_outputs(net, batch.to(device), precision)
+            on_batch()
+            return found
 
         if workers > 1 and len(batches) > 1 and device.type == "cpu":
             found = list(worker_pool(workers).map(outputs, batches))

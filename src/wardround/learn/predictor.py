@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from wardround.learn.device import Device
-from wardround.learn.evaluate import network_outputs
+from wardround.learn.evaluate import batch_size, network_outputs
 from wardround.models import NetSpec, Weights
+from wardround.progress import NO_PROGRESS, Silent
 from wardround.tensorfile import Groups
 
 
@@ -43,12 +44,16 @@ class Predictor:
     trust: Tensor | None = None
     log_prior: Tensor | None = None
 
-    def scores(self, images: Tensor, device: Device, precision: str = "fp32") -> Tensor:
+    def scores(self, images: Tensor, device: Device, precision: str = "fp32", progress: Silent = NO_PROGRESS) -> Tensor:
         """Scores of uint8 images: float32 on the CPU; the largest is the predicted class."""
-        logits = [
-            network_outputs(m.spec, m.weights, images, device.torch, precision, device.workers).logits.cpu()
-            for m in self.members
-        ]
+        batches = len(self.members) * -(-len(images) // batch_size(device.torch))
+        with progress.task(f"measuring on {len(images):,} images", batches) as advance:
+            logits = [
+                network_outputs(
+                    m.spec, m.weights, images, device.torch, precision, device.workers, advance
+                ).logits.cpu()
+                for m in self.members
+            ]
         return self.combined(logits, len(images))
 
     def combined(self, logits: list[Tensor], n: int) -> Tensor:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = Mapping[str, Any]  # method, seed, site ("" for none), round (from 0), split, model, metric, value, n
-Headline = dict[str, Any]  # method, key, label, value (None where there is none), definition
+# method, key, label, value (None where there is none), meaning (one sentence), definition (with the tests in words)
+Headline = dict[str, Any]
 
 _Kind = tuple[str, str, str]  # what a row measures: which model, on which split, by which metric
 _LOCAL: _Kind = ("personal", "local", "accuracy")
@@ -71,7 +72,8 @@ def headlines(
         sentence = words if value is not None else f"{label}: no value, since {measured.reason(kinds[0])}"
         tests = [f"{split.capitalize()} test: {protocols[split].removesuffix('.')}" for _, split, _ in kinds]
         definition = " ".join(f"{part}." for part in [sentence, *tests])
-        return {"method": method, "key": key, "label": label, "value": value, "definition": definition}
+        named = {"method": method, "key": key, "label": label, "value": value}
+        return {**named, "meaning": f"{sentence}.", "definition": definition}
 
     own = "each site's personal predictor on that site's local test"
     same = "each site's personal predictor, the one of local accuracy, on the global test"

@@ -41,7 +41,7 @@ class Checkpoint:
     state: str
     memories: dict[str, str] = field(default_factory=dict)
     answers: dict[str, str] = field(default_factory=dict)
-    commits: int = 0  # how many checkpoints there have been, this one included
+    saved: int = 0  # how many states were saved before, this one included
     events_bytes: int = 0
     ledger_bytes: int = 0
     seconds: float = 0.0

@@ -170,16 +170,24 @@ def _results_view(result: View, methods: Sequence[str]) -> View:
         "table": _table("Headline figures", ("Figure", *methods), table),
         "ranked": any(cell["strong"] for row in table for cell in row[1:] if isinstance(cell, dict)),
         "definitions": [{"label": label, "texts": _definitions(key, found)} for key, label in labels.items()],
-        "protocols": [as_text(data[key]) for key in ("local_protocol", "global_protocol") if data.get(key)],
+        "protocols": [
+            {"test": test, "words": as_text(data[key])}
+            for test, key in (("Local", "local_protocol"), ("Global", "global_protocol"))
+            if data.get(key)
+        ],
     }
 
 
 def _definitions(key: str, found: Mapping[tuple[str, str], View]) -> list[View]:
-    """What a figure means: once where all methods agree, else each wording with the methods it holds for."""
+    """What a figure means: once where all methods agree, else each wording with the methods it holds for.
+
+    The two tests are described once, above the table, so the meaning without them is enough here.
+    """
     wordings: dict[str, list[str]] = {}
     for (figure, method), headline in found.items():
-        if figure == key and headline.get("definition"):
-            wordings.setdefault(as_text(headline["definition"]), []).append(method)
+        text = as_text(headline.get("meaning") or headline.get("definition"))
+        if figure == key and text:
+            wordings.setdefault(text, []).append(method)
     return [{"who": ", ".join(who) if len(wordings) > 1 else "", "text": text} for text, who in wordings.items()]
 
 

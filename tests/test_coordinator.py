@@ -1,0 +1,233 @@
+"""The coordinator's loop: sites that fail, memory that does not grow, and what is measured when."""
+
+import gc
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from wardround.progress import Silent
+from wardround import coordinator
+from wardround.data.federation import LocalTest, Site
+from wardround.errors import RunFailed, SiteFailed
+from wardround.examine import Examiner
+from wardround.exchange.answers import Answers
+from wardround.exchange.bundle import Bundle
+from wardround.learn.device import Device
+from wardround.learn.predictor import Predictor
+from wardround.methods.base import Answer, Context, Work
+from wardround.methods.fedavg import FedAvg
+from wardround.methods.local import Local
+from wardround.methods.state import State
+from wardround.record.rundir import Log
+
+from tiny import CPU, coordinate, federation, figures, images, predictor_bytes
+
+
+class Fragile(FedAvg):
+    """FedAvg whose sites fail as told: `{round: [sites]}`."""
+
+    name = "fedavg"
+
+    def __init__(self, failures: Mapping[int, list[str]]) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
+        if site.name in self.failures.get(ctx.round, []):
+            raise SiteFailed("the scanner is down")
+        return (yield from super().answer(ctx, site, request, memory))
+
+
+def texts(result: Mapping[str, Any]) -> list[str]:
+    return [note["text"] for note in result["notes"] if "constant" not in note["text"]]
+
+
+def test_a_site_that_fails_is_noted_by_name_and_the_others_go_on(tmp_path: Path) -> None:
+    result = coordinate(tmp_path / "run", Fragile({1: ["site-2"]}), rounds=3)
+    assert texts(result) == ["site-2 did not answer in round 2: the scanner is down"]
+    answered = [(row["round"], row["site"]) for row in result["ledger"]["rows"] if row["kind"] == "answer"]
+    assert [site for round, site in answered if round == 1] == ["site-1", "site-3"]
+    assert [site for round, site in answered if round == 2] == ["site-1", "site-2", "site-3"]
+    assert {row["site"] for row in result["rows"] if row["model"] == "personal"} == {"site-1", "site-2", "site-3"}
+
+
+def test_a_site_that_always_fails_changes_nothing_for_the_others(tmp_path: Path) -> None:
+    coordinate(tmp_path / "failing", Fragile({0: ["site-3"], 1: ["site-3"]}), federation((9, 7, 5)))
+    coordinate(tmp_path / "without", FedAvg(), federation((9, 7)))
+    assert predictor_bytes(tmp_path / "failing") == predictor_bytes(tmp_path / "without")
+
+
+def test_all_sites_fail(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"no site answered in round 2 \(site-1: the scanner is down; site-2: the"):
+        coordinate(tmp_path / "run", Fragile({1: ["site-1", "site-2", "site-3"]}))
+
+
+def test_a_failed_round_can_be_tried_again(tmp_path: Path) -> None:
+    method = Fragile({1: ["site-1", "site-2", "site-3"]})
+    with pytest.raises(RunFailed):
+        coordinate(tmp_path / "run", method)
+    method.failures = {}
+    again = coordinate(tmp_path / "run", method)
+    assert figures(again) == figures(coordinate(tmp_path / "straight", FedAvg()))
+
+
+def test_sites_that_diverge_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"no site answered in round 1 \(site-1: training diverged .*clip_norm; site-2"):
+        coordinate(tmp_path / "run", FedAvg(), train={"lr": 1e30, "epochs": 3})
+
+
+def test_a_site_without_a_predictor_is_noted(tmp_path: Path) -> None:
+    result = coordinate(tmp_path / "run", Local(), train={"lr": 1e30, "epochs": 3})
+    assert len(texts(result)) == 3
+    assert texts(result)[0].startswith("site-1 has no predictor: training diverged")
+    assert result["rows"] == []
+    assert {headline["value"] for headline in result["headlines"]} == {None}
+
+
+class AsksNobody(FedAvg):
+    """Forgets to ask."""
+
+    def ask(self, ctx: Context, state: State) -> dict[str, Bundle] | None:
+        return {}
+
+
+class AbsorbsNothing(FedAvg):
+    """Forgets to answer."""
+
+    def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
+        yield from ()
+
+
+@pytest.mark.parametrize(
+    ("method", "words"), [(AsksNobody, "asked no site in round 1"), (AbsorbsNothing, "made nothing of round 1")]
+)
+def test_a_fault_of_a_method_ends_the_run(method: type[FedAvg], words: str, tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=f"fedavg {words}; this is a fault of the method"):
+        coordinate(tmp_path / "run", method())
+
+
+def test_the_answers_of_a_round_do_not_outlive_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred rounds need no more memory than ten, and one round's answers no more than their own."""
+    alive: list[weakref.ref[Answers]] = []
+    at_start: list[int] = []
+    make = Answers.__init__
+
+    def watched(self: Answers, *arguments: Any) -> None:
+        gc.collect()
+        at_start.append(sum(ref() is not None for ref in alive))
+        alive.append(weakref.ref(self))
+        make(self, *arguments)
+
+    monkeypatch.setattr(Answers, "__init__", watched)
+    coordinate(tmp_path / "run", FedAvg(), federation((4,)), rounds=4)
+    assert at_start == [0, 0, 0, 0]
+
+
+def test_predictors_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five hundred sites with a network of their own are measured one after the other, not held."""
+    alive: list[weakref.ref[Predictor]] = []
+    most = 0
+    keep = coordinator.Coordinator._keep
+
+    def watched(self: Any, site: str, predictor: Predictor, shared: Any) -> None:
+        nonlocal most
+        alive.append(weakref.ref(predictor))
+        gc.collect()
+        most = max(most, sum(ref() is not None for ref in alive))
+        keep(self, site, predictor, shared)
+
+    monkeypatch.setattr(coordinator.Coordinator, "_keep", watched)
+    coordinate(tmp_path / "run", Local(), federation([4] * 12), workers=2)
+    assert len(alive) == 12
+    assert most <= 3  # the two of this wave, and the one that is measured
+
+
+def test_fits_are_logged_with_how_they_went(tmp_path: Path) -> None:
+    coordinate(tmp_path / "run", FedAvg(), federation((6, 1)), rounds=1)
+    trained, skipped = (row for row in Log(tmp_path / "run" / "events.jsonl").rows() if row["kind"] == "fit")
+    assert (trained["label"], trained["images"], trained["skipped"]) == ("site-1, round 1", 6, "")
+    assert trained["loss"] > 0
+    assert (skipped["label"], skipped["images"], skipped["loss"]) == ("site-2, round 1", 0, None)
+
+
+# The examiner ---------------------------------------------------------------------------------------------------------
+
+
+def examiner() -> Examiner:
+    return Examiner(federation(), Device(CPU, 1), "fp32", "toy", 7, Silent())
+
+
+def constant(logits: list[float]) -> Predictor:
+    return Predictor(4, log_prior=torch.tensor(logits))
+
+
+def test_the_rows_of_a_constant_by_hand() -> None:
+    """Sites of 11, 8 and 6 images in turn over four classes: 3 of 11, 2 of 8 and 2 of 6 are of class 0."""
+    rows = list(examiner().shared(2, constant([1.0, 0.0, 0.0, 0.0])))
+    assert {(row["method"], row["seed"], row["round"], row["model"]) for row in rows} == {("toy", 7, 2, "shared")}
+    found = {(row["site"], row["metric"]): row["value"] for row in rows}
+    assert found["", "accuracy"] == found["", "balanced_accuracy"] == 0.25
+    assert found["", "macro_auc"] == 0.5
+    assert found["site-1", "accuracy"] == pytest.approx(3 / 11)
+    assert found["site-2", "accuracy"] == pytest.approx(2 / 8)
+    assert found["site-3", "accuracy"] == pytest.approx(2 / 6)
+
+
+def test_a_personal_predictor_is_measured_on_its_own_and_on_the_global_test() -> None:
+    rows = list(examiner().personal(0, "site-2", constant([0.0, 1.0, 0.0, 0.0])))
+    assert [(row["site"], row["split"], row["metric"]) for row in rows] == [
+        ("site-2", "local", "accuracy"),
+        ("site-2", "local", "balanced_accuracy"),
+        ("site-2", "global", "accuracy"),
+        ("site-2", "global", "balanced_accuracy"),
+        ("site-2", "global", "macro_auc"),
+    ]
+
+
+def own_test(labels: list[int]) -> Examiner:
+    """An examiner of sites of which the first is tested on images of its own."""
+    data = federation()
+    first = replace(data.sites[0], test=LocalTest(images(len(labels), seed=8, labels=labels), None))
+    return Examiner(replace(data, sites=(first, *data.sites[1:])), Device(CPU, 1), "fp32", "toy", 0, Silent())
+
+
+def test_a_site_with_images_of_its_own_is_tested_on_them() -> None:
+    rows = own_test([3, 3, 3, 3, 0]).personal(0, "site-1", constant([0.0, 0.0, 0.0, 1.0]))
+    assert [(row["value"], row["n"]) for row in rows if row["split"] == "local"] == [(0.8, 5), (0.5, 5)]
+
+
+def test_short_lived_predictors_are_not_taken_for_one_another() -> None:
+    """A predictor is told by its tensors' addresses, which the next one would be given if it were let go."""
+    examined = own_test([3, 3, 3, 3, 0])
+    for number in range(40):
+        logits = [float(c == number % 4) for c in range(4)]
+        accuracy = next(examined.personal(0, "site-1", constant(logits)))["value"]
+        assert accuracy == {0: 0.2, 3: 0.8}.get(number % 4, 0.0)
+
+
+def test_constant_predictors_are_recognised() -> None:
+    assert examiner().is_constant(constant([1.0, 0.0, 0.0, 0.0]))
+
+
+def test_the_same_predictor_on_the_same_images_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    scores = Predictor.scores
+    monkeypatch.setattr(Predictor, "scores", lambda self, *rest: computed.append(1) or scores(self, *rest))  # type: ignore[func-returns-value]
+    examined, one = examiner(), constant([1.0, 0.0, 0.0, 0.0])
+    list(examined.shared(0, one))
+    list(examined.personal(0, "site-1", one))
+    assert examined.is_constant(one)
+    assert len(computed) == 1
+    list(examined.personal(0, "site-2", constant([1.0, 0.0, 0.0, 0.0])))
+    assert len(computed) == 2
+    examined.forget(except_for=one)
+    list(examined.shared(0, one))
+    assert len(computed) == 2
+    examined.forget()
+    list(examined.shared(0, one))
+    assert len(computed) == 3
