@@ -1,8 +1,8 @@
-"""What a round costs beyond averaging: ten ResNet-18 sites that answer with the model they were given, in-process on a CPU.
+"""What a round costs beyond averaging: ten ResNet-18 sites in-process that answer with the model they were given.
 
-The baseline is the averaging itself, the same weighted mean of the same ten models, timed in the same run. The difference is
-everything else a round does: asking, checking every bundle against the declared payload, counting it to the byte,
-stepping the sites, collecting the answers.
+The baseline is the averaging itself, the same weighted mean of the same ten models, timed in the same run. The
+difference is everything else a round does: asking, checking every bundle against the declared payload, counting it to
+the byte, stepping the sites, collecting the answers.
 
     python benchmarks/exchange_overhead.py [--out exchange_overhead.json]
 """
@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import torch
-from common import report
 
+from common import report
 from wardround.data.federate import federate
 from wardround.data.phantoms import phantoms
 from wardround.exchange.bundle import SIZE
@@ -56,7 +56,7 @@ def main() -> None:
     method, device = Echo(), find_device("cpu")
     ctx = Context(agree(settings, federation), 0, device, lambda fits: [])
     counted: list[Entry] = []
-    transport = InProcess(federation, lambda fits: [], device.workers, lambda bundle: counted.append(Entry.of(bundle)))
+    transport = InProcess(federation, lambda fits: [], lambda bundle: counted.append(Entry.of(bundle)))
     state = method.begin(ctx)
 
     def round_seconds() -> tuple[float, float]:

@@ -1,9 +1,10 @@
 """FedAvg with everything included against a bare loop of the same optimiser steps, in CPU seconds on one thread.
 
-cnn4, 20 sites of 28×28 images, 2 sampled a round, 5 epochs, batch 12: FedKPer's setting. "Everything" is a real run in a real
-directory: settings, partition, rounds, payload checks, ledger, evaluation on global and local tests, events, checkpoint every
-round, personal predictors, result and report. The baseline is the smallest loop that takes the same steps: gather a batch,
-normalise, forward, backward, `torch.optim.SGD` (its fused form, the fastest), and one pass over the test images per round.
+cnn4, 20 sites of 28×28 images, 2 sampled a round, 5 epochs, batch 12: FedKPer's setting. "Everything" is a real run
+in a real directory: settings, partition, rounds, payload checks, ledger, evaluation on global and local tests,
+events, checkpoint every round, personal predictors, result and report. The baseline is the smallest loop that takes
+the same steps: gather a batch, normalise, forward, backward, `torch.optim.SGD` (its fused form, the fastest), and one
+pass over the test images per round.
 
     python benchmarks/fedavg_cpu.py [--out fedavg_cpu.json]
 """
@@ -18,8 +19,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import report
 
+from common import report
 from wardround.learn.device import one_thread_per_worker
 from wardround.models import build
 from wardround.progress import Silent

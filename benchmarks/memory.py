@@ -1,7 +1,7 @@
 """Peak memory: 100 rounds against 10, and 500 `cnn4` sites that all take part in a round.
 
-Each case is a process of its own, so that its peak resident size is its own. The baseline of the first is ten rounds; the limit
-of the second is 4 GiB (500 models alone are 3.3 GB).
+Each case is a process of its own, so that its peak resident size is its own. The baseline of the first is ten rounds;
+the limit of the second is 4 GiB (500 models alone are 3.3 GB).
 
     python benchmarks/memory.py [--out memory.json]
 """
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from common import report
-
 from wardround.progress import Silent
 from wardround.run import begin_run
 from wardround.settings import validate

@@ -1,7 +1,7 @@
 """Every method of the core on real images, one comparison per set: what the bars are, on data that was not drawn.
 
-Not a timing: the table is of accuracies. Sets are MedMNIST `.npz` files given by path; those with site ids are also run on their
-natural sites.
+Not a timing: the table is of accuracies. Sets are MedMNIST `.npz` files given by path; those with site ids are also
+run on their natural sites.
 
     python benchmarks/real_images.py bloodmnist.npz wbc_sites.npz --device cuda [--out real_images.json]
 """
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from common import report
-
 from wardround.data.medmnist import read_medmnist
 from wardround.progress import Silent
 from wardround.run import begin_comparison
@@ -25,7 +24,7 @@ SHOWN = ("local_accuracy", "global_accuracy", "balance", "worst_site_accuracy", 
 
 
 def settings(path: Path, natural: bool, device: str, model: str) -> dict[str, Any]:
-    """Twenty local epochs in ten rounds, ResNet-18 with the small stem; Dirichlet(0.3) over five sites, or natural ones."""
+    """Twenty local epochs in ten rounds; Dirichlet(0.3) over five sites, or natural ones."""
     data: dict[str, Any] = {"source": str(path), "alpha": 0.3, "sites": 5}
     if natural:
         data = {"source": str(path), "partition": "natural", "sites": 0}

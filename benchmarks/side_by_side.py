@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import median, report
 
+from common import median, report
 from wardround.data.imageset import ImageSet, merge
 from wardround.learn.device import find_device
 from wardround.learn.evaluate import network_outputs
@@ -87,7 +87,8 @@ def accuracies(path: Path, seeds: int) -> dict[str, list[float]]:
             recipe = Recipe(epochs=20, batch=BATCH, lr=0.01, weight_decay=5e-4, schedule="step", precision=precision)
             right = []
             for fitted in train_many(fits(sets, recipe, spec), find_device("cuda")):
-                assert isinstance(fitted, Fitted)
+                if not isinstance(fitted, Fitted):
+                    raise fitted
                 logits = network_outputs(spec, fitted.weights, test.images, torch.device("cuda")).logits
                 right.append(float((logits.argmax(1) == test.labels).double().mean()))
             found[precision].append(100 * sum(right) / len(right))

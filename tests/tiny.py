@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from wardround.data.imageset import ImageSet
 from wardround.data.partition import Partition
 from wardround.exchange.bundle import Bundle
 from wardround.learn.device import Device
-from wardround.learn.fit import Fit, Fitted
+from wardround.learn.fit import Fit
 from wardround.learn.predictor import Predictor
+from wardround.learn.side_by_side import Outcome
 from wardround.learn.store import FitStore
 from wardround.learn.trainer import train_one
 from wardround.methods.base import Context, Method
 from wardround.progress import Silent
 from wardround.record import result as results
-from wardround.record.rundir import RunDir
+from wardround.record.rundir import Log, RunDir
 from wardround.settings import Settings, overlay, validate
 from wardround.study import Study, agree
 from wardround.tensorfile import from_bytes
@@ -74,7 +76,7 @@ def federation(sizes: Sequence[int] = SIZES, *, size: int = 8, classes: int = 4)
 def partition(sizes: Sequence[int] = SIZES) -> Partition:
     """The partition that belongs to `federation`."""
     edges = np.cumsum([0, *sizes])
-    ranges = [np.arange(start, stop) for start, stop in zip(edges, edges[1:], strict=False)]
+    ranges = [np.arange(start, stop) for start, stop in pairwise(edges)]
     return Partition(tuple(ranges), "by hand", 0)
 
 
@@ -137,9 +139,20 @@ def predictor_bytes(path: Path) -> dict[str, bytes]:
     return found
 
 
+def events(path: Path) -> list[dict[str, Any]]:
+    """The event log but for what a resumed run may say otherwise: seconds, and which fits were at hand."""
+    passing = ("seconds", "reused")
+    return [{k: v for k, v in row.items() if k not in passing} for row in Log(path / "events.jsonl").rows()]
+
+
+def everything(path: Path) -> dict[str, Any]:
+    """All that a finished run left that must not depend on how often it was stopped."""
+    return {**figures(run.read_result(path)), "events": events(path), "predictors": predictor_bytes(path)}
+
+
 def give_tiny_data(patch: pytest.MonkeyPatch, *methods: type[Method], sizes: Sequence[int] = SIZES) -> None:
     """Let `wardround.run` find the tiny federation, whatever source is named, and these methods by their names."""
-    made = run.make
+    made = run.make  # type: ignore[attr-defined]
     toys = {method.name: method for method in methods}
     patch.setattr(run, "_federation", lambda *_: (federation(sizes), partition(sizes)))
     patch.setattr(run, "make", lambda name, own: toys[name]() if name in toys else made(name, own))
@@ -161,9 +174,9 @@ def watch_bundles(patch: pytest.MonkeyPatch) -> list[Bundle]:
 def watch_fits(patch: pytest.MonkeyPatch) -> list[Fit]:
     """Every fit that is really trained from now on (those out of the store are not)."""
     seen: list[Fit] = []
-    train_many: Callable[..., list[Fitted]] = coordinator.train_many
+    train_many: Callable[..., list[Outcome]] = coordinator.train_many  # type: ignore[attr-defined]
 
-    def watched(fits: list[Fit], *rest: Any) -> list[Fitted]:
+    def watched(fits: list[Fit], *rest: Any) -> list[Outcome]:
         seen.extend(fits)
         return train_many(fits, *rest)
 

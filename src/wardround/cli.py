@@ -251,8 +251,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM: the same clean end as Ctrl-C, another exit code."""
+class _Terminated(BaseException):
+    """SIGTERM: the same clean end as Ctrl-C. No KeyboardInterrupt, which Typer turns into exit code 130."""
 
 
 def _terminate(_signal: int, _frame: object) -> None:
@@ -267,7 +267,7 @@ def _finish(begin: Callable[[], Any], quiet: bool, as_json: bool) -> None:
         if not (quiet or as_json):
             show.opening(_console(), job.prepared, job.path)
         result = job.finish()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Terminated):
         _complain(f"stopped; go on with: {again}")
         raise
     except WardroundError as error:

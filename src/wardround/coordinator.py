@@ -50,7 +50,7 @@ class Coordinator:
         self.examiner = Examiner(
             self.federation, self.device, settings.train.precision, self.method.name, settings.seed, self.progress
         )
-        self.transport = InProcess(self.federation, self._train, self.device.workers, self._count)
+        self.transport = InProcess(self.federation, self._train, self._count)
         self.memories: dict[str, str] = {}
         self.saved = 0
         self.began = time.monotonic()
@@ -65,26 +65,30 @@ class Coordinator:
             state, round, answers = self.run.load(checkpoint.state), checkpoint.round, checkpoint.answers
             self.memories, self.saved = dict(checkpoint.memories), checkpoint.saved
             self.began -= checkpoint.seconds
-        received: Mapping[str, Bundle]
-        while True:
-            ctx = self._context(round)
-            if answers:
-                received = self._stored_answers(answers)
-            else:
-                requests = self.method.ask(ctx, state)
-                if requests is None:
-                    break
-                received = self._exchange(ctx, requests)
-            state = self._absorb(ctx, state, received, answers)
-            del received  # or two rounds' answers are held while the next come in
-            if self._measure(round):
-                self._measure_shared(ctx, self.method.predictor(ctx, state))
-                self.examiner.forget()
-            round, answers = round + 1, {}
-            self.run.commit(self._checkpoint(round, state))
+        with self.progress.task("rounds", self.method.rounds(self.study), done=round) as advance:
+            while (newer := self._round(self._context(round), state, answers)) is not None:
+                state, round, answers = newer, round + 1, {}
+                self.run.commit(self._checkpoint(round, state))
+                advance()
         self._finish(self._context(max(round - 1, 0)), state, rounds=round)
 
     # One round --------------------------------------------------------------------------------------------------------
+
+    def _round(self, ctx: Context, state: State, stored: dict[str, str]) -> State | None:
+        """The state after this round, measured; None where the method is done. `stored` answers are not asked again."""
+        if stored:
+            received: Mapping[str, Bundle] = self._stored_answers(stored)
+        else:
+            requests = self.method.ask(ctx, state)
+            if requests is None:
+                return None
+            received = self._exchange(ctx, requests)
+        state = self._absorb(ctx, state, received, stored)
+        if self._measure(ctx.round):
+            self._measure_shared(ctx, self.method.predictor(ctx, state))
+            self.examiner.forget()
+        self.run.events.append({"kind": "round", "round": ctx.round, "seconds": self._seconds()})
+        return state
 
     def _exchange(self, ctx: Context, requests: dict[str, Bundle]) -> Mapping[str, Bundle]:
         if not requests:
@@ -159,7 +163,7 @@ class Coordinator:
         if constant:
             self._note(f"constant predictors (one class for every test image) at {', '.join(constant)}")
         self.examiner.forget()
-        self.run.events.append({"kind": "end", "seconds": round(time.monotonic() - self.began, 3)})
+        self.run.events.append({"kind": "end", "seconds": self._seconds()})
         self.run.events.flush()
         self.run.ledger.flush()
 
@@ -227,6 +231,10 @@ class Coordinator:
     def _count(self, bundle: Bundle) -> None:
         self.run.ledger.append(Entry.of(bundle).as_row())
 
+    def _seconds(self) -> float:
+        """Since the run began, without the time it lay stopped."""
+        return round(time.monotonic() - self.began, 3)
+
     def _recall(self, site: str) -> State:
         return self.run.load(self.memories[site]) if site in self.memories else State()
 
@@ -259,5 +267,5 @@ class Coordinator:
             self.saved,
             self.run.events.flush(),
             self.run.ledger.flush(),
-            time.monotonic() - self.began,
+            self._seconds(),
         )

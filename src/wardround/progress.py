@@ -20,8 +20,8 @@ class Silent:
     """Shows nothing; the default, and what `--quiet` and `--json` use."""
 
     @contextmanager
-    def task(self, label: str, total: int) -> Iterator[Advance]:
-        """A piece of work of `total` steps; call what it gives after each."""
+    def task(self, label: str, total: int, done: int = 0) -> Iterator[Advance]:
+        """A piece of work of `total` steps, `done` of which are; call what it gives after each."""
         yield lambda: None
 
     def track(self, items: Sequence[T], label: str) -> Iterator[T]:
@@ -56,14 +56,13 @@ class Bars(Silent):
         self._open = 0
 
     @contextmanager
-    def task(self, label: str, total: int) -> Iterator[Advance]:
+    def task(self, label: str, total: int, done: int = 0) -> Iterator[Advance]:
         """A bar for as long as the block lasts."""
         if self._open == 0:
             self._bars.start()
         self._open += 1
-        bar = self._bars.add_task(label, total=total)
+        bar = self._bars.add_task(label, total=total, completed=done)
         lock = threading.Lock()
-        done = 0
         drawn = time.monotonic()
 
         def advance() -> None:

@@ -277,7 +277,7 @@ def _on_device(federation: Federation, device: Device) -> Federation:
 def _free_path(settings: Settings, what: str) -> Path:
     """`runs/NAME`, with a number behind it where that name is taken."""
     source = "files" if settings.data.files else Path(settings.data.source).resolve().stem
-    name = settings.name or re.sub(r"[^A-Za-z0-9._-]+", "-", f"{what}-{source}")[:64].rstrip("-.")
+    name = settings.name or re.sub(r"[^A-Za-z0-9._]+", "-", f"{what}-{source}")[:64].rstrip("-.")
     numbered = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
     with disk_errors(Path("runs")):
         return next(path for path in numbered if not path.exists())

@@ -222,7 +222,7 @@ def checked(record: type[Record], tree: Mapping[str, Any], prefix: str = "") -> 
 
 
 def _unknown_key(record: type[BaseModel], prefix: str, path: list[str]) -> str:
-    known = [*keys(record, prefix), *keys(Settings)]
+    known = list(dict.fromkeys([*keys(record, prefix), *keys(Settings)]))
     here = [key.rpartition(".")[2] for key in known if key.split(".")[:-1] == path[:-1]]
     others = f"known here are {', '.join(here)}" if here else f"{'.'.join(path[:-1])} has no settings of its own"
     return f"there is no setting {'.'.join(path)!r}; {hint('.'.join(path), known) or others}"

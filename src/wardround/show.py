@@ -151,4 +151,4 @@ def _table(console: Console, header: tuple[str, ...], rows: Iterable[tuple[str, 
 def _print_whole(console: Console, table: Table) -> None:
     """A table of figures is never cut: where the terminal is too narrow it may break the lines."""
     wanted = console.measure(table, options=console.options.update(width=WIDE)).maximum
-    console.print(table, width=max(console.width, wanted), crop=False, no_wrap=True, overflow="ignore")
+    Console(file=console.file, width=max(console.width, wanted)).print(table)

@@ -107,6 +107,6 @@ def test_a_full_disk_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Path, "write_bytes", full)
     answers = Answers(in_memory_bytes=0)
-    with pytest.raises(RunFailed, match="answer of site-7 could not be kept .* No space left on device; make room"):
+    with pytest.raises(RunFailed, match=r"answer of site-7 could not be kept .* No space left on device; make room"):
         answers.add("site-7", answer("site-7"))
     assert list(answers) == []

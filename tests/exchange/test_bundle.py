@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tiny import context, study
 from wardround import tensorfile
 from wardround.errors import BadInput
 from wardround.exchange.bundle import Bundle, Envelope, Kind
 from wardround.methods.base import join_groups, split_groups
-
-from tiny import context, study
 
 ENVELOPE = Envelope("answer", "abc123", "fedavg", "site-1", 0)
 names = st.text(alphabet="abc.0", min_size=1, max_size=6)
@@ -42,8 +41,8 @@ def bundle(**groups: dict[str, Tensor]) -> Bundle:
 def test_bytes_are_the_content_and_nothing_else(plan: Any) -> None:
     one = Bundle(ENVELOPE, drawn(plan))
     turned = {
-        group: {name: tensors[name].clone() for name in reversed(tensors)}
-        for group, tensors in reversed(one.groups.items())
+        group: {name: one.groups[group][name].clone() for name in reversed(list(one.groups[group]))}
+        for group in reversed(list(one.groups))
     }
     assert Bundle(ENVELOPE, turned).to_bytes() == one.to_bytes()
     assert Bundle(ENVELOPE, turned).sha256() == one.sha256()

@@ -1,11 +1,12 @@
 """Sites in one process: stepped together or apart, a failing one spoils no other, and every bundle is checked."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from tiny import CPU, context, federation, study
 from wardround.data.federation import Site
 from wardround.errors import BadInput, SiteFailed
 from wardround.exchange.bundle import SIZE, Bundle
@@ -17,8 +18,6 @@ from wardround.learn.trainer import train_one
 from wardround.methods.base import Answer, Context, Work
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.state import State
-
-from tiny import CPU, context, federation, study
 
 
 def train(fits: list[Fit]) -> list[Outcome]:
@@ -41,7 +40,7 @@ class Transport:
     def __init__(self, at_once: int, train: Callable[[list[Fit]], list[Outcome]] = train) -> None:
         self.crossed: list[Bundle] = []
         self.memories: dict[str, State] = {}
-        self.inner = InProcess(federation(), train, at_once, self.crossed.append)
+        self.inner = InProcess(federation(), train, self.crossed.append, at_once)
 
     def exchange(self, method: FedAvg, requests: dict[str, Bundle], ctx: Context) -> Any:
         recall = lambda site: self.memories.get(site, State())  # noqa: E731
@@ -153,7 +152,7 @@ def test_every_site_gets_a_predictor_from_what_it_takes_home() -> None:
     assert [(b.envelope.kind, b.envelope.round) for b in transport.crossed] == [("delivery", 1)] * 3
 
 
-# step_together by itself: works over numbers instead of networks -------------------------------------------------------
+# step_together by itself: works over numbers instead of networks ------------------------------------------------------
 
 
 def worker(name: str, wishes: list[int]) -> Any:
@@ -193,7 +192,7 @@ def test_a_failure_before_any_fit_counts_too() -> None:
         raise SiteFailed("no images")
         yield
 
-    found = step_together({"a": broken(), "b": worker("b", [1])}, lambda wanted: [0 for _ in wanted])
+    found = step_together({"a": broken(), "b": worker("b", [1])}, lambda wanted: cast(Any, [0 for _ in wanted]))
     assert isinstance(found["a"], SiteFailed)
     assert found["b"] == [0]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tiny import SIZES, context, coordinate, federation, study, watch_bundles
 from wardround.data.federation import Site
 from wardround.exchange.bundle import SIZE, Bundle, Envelope
 from wardround.exchange.inprocess import InProcess
@@ -19,8 +20,6 @@ from wardround.methods.state import State
 from wardround.methods.template import Averaging
 from wardround.models import spec_layout
 from wardround.record.rundir import Log
-
-from tiny import SIZES, context, coordinate, federation, study, watch_bundles
 
 
 def test_an_entry_is_the_bundle_in_bytes() -> None:
@@ -121,7 +120,7 @@ def resnet50_traffic(method: str, rounds: int) -> list[dict[str, Any]]:
     layout = spec_layout(agreed.common_spec)
     model = {n: torch.zeros((), dtype=layout.dtypes[n]).expand(layout.shapes[n]) for n in layout.names}  # no memory
     rows: list[dict[str, Any]] = []
-    transport = InProcess(data, lambda fits: [], 1, lambda bundle: rows.append(Entry.of(bundle).as_row()))
+    transport = InProcess(data, lambda fits: [], lambda bundle: rows.append(Entry.of(bundle).as_row()))
     echo, state = Echo(), State({"model": model})
     for round in range(rounds):
         ctx = context(agreed, round)

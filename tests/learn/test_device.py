@@ -5,7 +5,7 @@ import torch
 
 from wardround.errors import BadInput
 from wardround.learn import device as module
-from wardround.learn.device import SITES_AT_ONCE_ON_GPU, Device, find_device, one_thread_per_worker
+from wardround.learn.device import SITES_AT_ONCE_ON_GPU, Device, find_device, one_thread_per_worker, worker_pool
 
 
 @pytest.fixture
@@ -93,3 +93,15 @@ def test_the_number_of_threads_comes_back() -> None:
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(1)
+
+
+def test_a_worker_computes_with_one_thread_whenever_it_was_started() -> None:
+    """Started while the main thread computes with three, and kept for the whole process."""
+    torch.set_num_threads(3)
+    try:
+        pool = worker_pool(5)
+        assert set(pool.map(lambda _: torch.get_num_threads(), range(20))) == {1}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+    assert worker_pool(5) is pool

@@ -1,4 +1,6 @@
 import math
+import threading
+import time
 
 import pytest
 import torch
@@ -139,6 +141,36 @@ def test_workers_change_no_bit_and_batches_nothing_that_matters(spec: NetSpec, m
         assert torch.equal(shared.features, alone.features)
     assert torch.allclose(alone.logits, whole.logits, rtol=1e-5, atol=1e-6)
     assert torch.allclose(alone.features, whole.features, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_progress_hears_of_every_batch(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "CPU_BATCH", 4)
+    seen: list[int] = []
+    network_outputs(PLAIN, weights(PLAIN, 3), pixels(23), CPU, workers=workers, on_batch=lambda: seen.append(1))
+    assert len(seen) == 6
+
+
+def test_a_network_is_given_back_only_when_no_worker_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batch fails while another is still under way; the rest are not begun."""
+    monkeypatch.setattr(evaluate, "CPU_BATCH", 1)
+    begun: list[int] = []
+    ended: list[int] = []
+    other_began = threading.Event()
+
+    def on_batch() -> None:
+        begun.append(1)
+        if len(begun) == 1:
+            other_began.wait(10)
+            raise InterruptedError
+        other_began.set()
+        time.sleep(0.1)
+        ended.append(1)
+
+    with pytest.raises(InterruptedError):
+        network_outputs(PLAIN, weights(PLAIN, 3), pixels(100), CPU, workers=2, on_batch=on_batch)
+    assert len(ended) == len(begun) - 1
+    assert len(begun) < 50
 
 
 def test_evaluation_changes_neither_weights_nor_images_and_keeps_no_graph() -> None:

@@ -154,6 +154,17 @@ def stored(folder: Path) -> Path:
     return file
 
 
+def test_a_cleared_store_is_empty_and_can_be_used_again(tmp_path: Path) -> None:
+    folder = tmp_path / "fits"
+    FitStore(folder).clear()
+    stored(folder)
+    FitStore(folder).clear()
+    assert not folder.exists()
+    assert FitStore(folder).get(KEY) is None
+    stored(folder)
+    assert FitStore(folder).get(KEY) is not None
+
+
 @pytest.mark.parametrize("damage", ["empty", "half", "garbage", "header", "one bit of a weight"])
 def test_a_damaged_file_counts_as_absent_and_can_be_replaced(tmp_path: Path, damage: str) -> None:
     file = stored(tmp_path)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tiny import context, coordinate, deployed, drive, federation, figures, predictor_bytes, study, watch_fits
 from wardround.data.federation import Federation
 from wardround.errors import RunFailed
 from wardround.exchange.bundle import Bundle, Envelope
@@ -19,8 +20,6 @@ from wardround.methods.state import State
 from wardround.methods.template import average
 from wardround.models import Weights, build
 from wardround.streams import Streams
-
-from tiny import context, coordinate, deployed, drive, federation, figures, predictor_bytes, study, watch_fits
 
 
 def answer(site: str, images: int, w: Any, mean: float = 0.0, steps: int = 0) -> Bundle:
@@ -117,7 +116,7 @@ def test_the_mean_lies_between_and_the_order_of_arrival_changes_nothing(sent: An
 
 def plain_fedavg(data: Federation, agreed: Any, rounds: int) -> dict[str, Tensor]:
     """McMahan's Algorithm 1 as a loop: plain SGD with momentum, fresh in every round, nothing of ours but the draws."""
-    model = agreed.initial()
+    model: dict[str, Any] = agreed.initial()
     total = sum(len(site.train) for site in data.sites)
     for round in range(rounds):
         recipe = agreed.recipe(round)
@@ -132,10 +131,10 @@ def plain_fedavg(data: Federation, agreed: Any, rounds: int) -> dict[str, Tensor
             draws = Streams(agreed.streams.number("fit", site.name, round))
             for epoch in range(recipe.epochs):
                 order = torch.randperm(len(site.train), generator=draws.torch("shuffle", index=epoch))
-                for batch in order.split(recipe.batch):
+                for batch in torch.split(order, recipe.batch):
                     optimiser.zero_grad()
                     pixels = site.train.images[batch].float() / 127.5 - 1
-                    F.cross_entropy(net(pixels), site.train.labels[batch]).backward()
+                    F.cross_entropy(net(pixels), site.train.labels[batch]).backward()  # type: ignore[no-untyped-call]
                     optimiser.step()
             collected.append((len(site.train) / total, net.state_dict()))
         model = {
@@ -151,7 +150,11 @@ def plain_fedavg(data: Federation, agreed: Any, rounds: int) -> dict[str, Tensor
 def test_two_rounds_of_two_sites_against_a_plain_loop(model: str, tmp_path: Path) -> None:
     """Steps are small and batches even, since a narrow batch-norm network soon makes 1e-3 of a rounding error."""
     data = federation((16, 8))
-    schedule = {"rounds": 2, "train": {"epochs": 2, "batch": 8, "lr": 0.01}, "model": {"name": model, "width": 4}}
+    schedule: dict[str, Any] = {
+        "rounds": 2,
+        "train": {"epochs": 2, "batch": 8, "lr": 0.01},
+        "model": {"name": model, "width": 4},
+    }
     agreed = study(data, **schedule)
     coordinate(tmp_path / "run", FedAvg(), data, **schedule)
     expected = plain_fedavg(data, agreed, 2)

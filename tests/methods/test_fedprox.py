@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tiny import CPU, context, coordinate, deployed, federation, images, predictor_bytes, study
 from wardround.errors import BadInput
 from wardround.learn.fit import Fit, Objective, Recipe, weights_hash
 from wardround.learn.trainer import train_one
@@ -17,8 +18,6 @@ from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.models import NetSpec, Weights, build, fresh
 from wardround.streams import Streams
-
-from tiny import CPU, context, coordinate, deployed, federation, images, predictor_bytes, study
 
 SPEC = NetSpec("cnn4", 3, 4, 8, width=2)
 
@@ -77,7 +76,7 @@ def test_three_steps_against_autograd_of_equation_2() -> None:
         gradients = torch.autograd.grad(loss, list(net.parameters()))
         with torch.no_grad():
             for p, gradient in zip(net.parameters(), gradients, strict=True):
-                p -= rate * gradient
+                p.sub_(rate * gradient)
     for name, tensor in net.state_dict().items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
     plain = train_one(Fit("plain", SPEC, anchor, data, recipe, seed=1), CPU).weights

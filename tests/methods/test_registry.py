@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from tiny import figures, give_tiny_data, predictor_bytes, settings
 from wardround import run
 from wardround.errors import BadInput
 from wardround.methods.registry import find, known, make
 from wardround.progress import Silent
-
-from tiny import figures, give_tiny_data, predictor_bytes, settings
 
 OWN = '''
 from typing import Annotated

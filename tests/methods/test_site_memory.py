@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tiny import context, coordinate, deployed, federation, figures, predictor_bytes, study, watch_bundles, watch_fits
 from wardround.data.federation import Site
 from wardround.learn.fit import Fitted
 from wardround.methods.base import Context
@@ -15,8 +16,6 @@ from wardround.methods.template import Averaging
 from wardround.models import spec_layout
 from wardround.record.rundir import RunDir
 from wardround.study import Study
-
-from tiny import context, coordinate, deployed, federation, figures, predictor_bytes, study, watch_bundles, watch_fits
 
 HEAD = {"head.weight", "head.bias"}
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from tiny import federation, give_tiny_data, settings, study
 from wardround import run
 from wardround.data.federation import Federation
 from wardround.errors import BadInput
@@ -17,8 +18,6 @@ from wardround.learn.fit import weights_hash
 from wardround.models import NetSpec, save_weights
 from wardround.progress import Silent
 from wardround.study import agree, round_half_up
-
-from tiny import federation, give_tiny_data, settings, study
 
 
 def crowd(n: int) -> Federation:
@@ -111,7 +110,7 @@ def test_the_same_network_named_per_site_is_the_same() -> None:
 
 
 def test_a_network_for_no_site_is_refused() -> None:
-    with pytest.raises(BadInput, match="model.per_site names 'site-9', which is no site; sites are site-1, site-2"):
+    with pytest.raises(BadInput, match=r"model.per_site names 'site-9', which is no site; sites are site-1, site-2"):
         study(model={"per_site": {"site-9": "cnn4"}})
 
 
@@ -119,7 +118,7 @@ def test_a_comparison_names_the_method_that_cannot(tmp_path: Path, monkeypatch: 
     """Not the first of the list, which can."""
     give_tiny_data(monkeypatch)
     mixed = settings(method="local", model={"per_site": {"site-2": "cnn4"}})
-    with pytest.raises(BadInput, match="^single needs the same model"):
+    with pytest.raises(BadInput, match=r"^single needs the same model"):
         run.begin_comparison(mixed, [("local", {}), ("ensemble", {}), ("single", {})], tmp_path / "out", Silent())
     assert list(tmp_path.iterdir()) == []
 

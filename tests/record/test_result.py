@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
+from tiny import CLASSES, SIZES, federation, give_tiny_data, partition, settings
 from wardround import run
 from wardround.errors import BadInput
 from wardround.methods.registry import known
 from wardround.progress import Silent
 from wardround.record.result import ROW_FIELDS, SCHEMA_VERSION
 from wardround.record.rundir import Log, write_json
-
-from tiny import CLASSES, SIZES, federation, give_tiny_data, partition, settings
 
 SITES = ["site-1", "site-2", "site-3"]
 
@@ -185,7 +184,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_the_result_of_a_run_that_was_stopped(tmp_path: Path) -> None:
     job = run.begin_run(settings(), tmp_path / "out", Silent())
-    with pytest.raises(BadInput, match="has no result.json; .* go on with: wardround resume"):
+    with pytest.raises(BadInput, match=r"has no result.json; .* go on with: wardround resume"):
         run.read_result(job.path)
 
 

@@ -15,15 +15,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiny import give_tiny_data
+from tiny import settings as tiny_settings
 from wardround import run as runs
-from wardround import tensorfile
 from wardround.errors import BadInput, RunFailed, WardroundError
 from wardround.methods.state import State
 from wardround.progress import Silent
 from wardround.record.rundir import Checkpoint, Log, RunDir, lock_directory, refuse_existing, write_json
-
-from tiny import give_tiny_data
-from tiny import settings as tiny_settings
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 READ_ONLY = OSError(errno.EROFS, "Read-only file system")
@@ -268,7 +266,7 @@ def test_a_full_disk_is_one_line_whenever_it_shows(
     """A small line waits in a buffer, so that the disk may complain first at a flush."""
     log = Log(tmp_path / "log.jsonl")
     full(log, monkeypatch, call)
-    with pytest.raises(RunFailed, match="the disk is full: .* free some space and resume"):
+    with pytest.raises(RunFailed, match=r"the disk is full: .* free some space and resume"):
         getattr(log, act)(*([{"n": 2}] if act == "append" else []))
 
 
@@ -341,7 +339,7 @@ def test_any_part_of_a_checkpoint_is_a_damaged_one(tmp_path: Path) -> None:
 
 
 def test_a_missing_state_file_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="checkpoint file gone of .* cannot be read"):
+    with pytest.raises(BadInput, match=r"checkpoint file gone of .* cannot be read"):
         opened(tmp_path).load("gone")
 
 
@@ -359,7 +357,7 @@ def test_a_disk_that_fails_while_saving_leaves_the_last_checkpoint(
     run = opened(tmp_path)
     run.commit(Checkpoint(1, run.save("one", STATE)))
     before = sorted(path.name for path in run.path.rglob("*"))
-    monkeypatch.setattr(tensorfile.os, "fsync", raising(error))
+    monkeypatch.setattr(os, "fsync", raising(error))
     with pytest.raises(kind):
         run.save("two", STATE)
     with pytest.raises(kind):

@@ -23,6 +23,7 @@ from wardround.methods.base import Answer, Context, Method, Work
 from wardround.methods.state import State
 
 T = TypeVar("T")
+SITES_IN_STEP = 16  # whose work and answers are held at once; how many of them train at once is the device's matter
 Train = Callable[[list[Fit]], list[Outcome]]
 
 
@@ -37,9 +38,11 @@ class Exchange:
 class InProcess:
     """Sites as objects. `count` is told every bundle that crosses a boundary."""
 
-    def __init__(self, federation: Federation, train: Train, at_once: int, count: Callable[[Bundle], None]) -> None:
+    def __init__(
+        self, federation: Federation, train: Train, count: Callable[[Bundle], None], in_step: int = SITES_IN_STEP
+    ) -> None:
         self.sites = {site.name: site for site in federation.sites}
-        self.train, self.at_once, self.count = train, at_once, count
+        self.train, self.count, self.in_step = train, count, in_step
 
     def exchange(
         self,
@@ -52,7 +55,7 @@ class InProcess:
         """Ask the sites and collect their answers; a site that fails is named and the others go on."""
         found = Exchange()
         names = iter(sorted(requests))
-        while wave := list(islice(names, self.at_once)):
+        while wave := list(islice(names, self.in_step)):
             works = {name: self._ask(ctx, method, requests[name], recall(name)) for name in wave}
             for name, outcome in step_together(works, self.train).items():
                 if isinstance(outcome, SiteFailed):
@@ -68,7 +71,7 @@ class InProcess:
     ) -> Iterator[tuple[str, Predictor | SiteFailed]]:
         """Each site's own predictor, made at the site from what it takes home."""
         names = iter(sorted(self.sites))
-        while wave := list(islice(names, self.at_once)):
+        while wave := list(islice(names, self.in_step)):
             works = {}
             for name in wave:
                 bundle = delivered.get(name)

@@ -60,8 +60,11 @@ def _cores() -> int:
 
 @cache
 def worker_pool(workers: int) -> ThreadPoolExecutor:
-    """The process's worker threads, started once: threads that come and go leave their memory arenas behind."""
-    return ThreadPoolExecutor(workers, thread_name_prefix="wardround")
+    """The process's worker threads, started once: threads that come and go leave their memory arenas behind.
+
+    Torch's number of threads belongs to the thread that asks, so each worker sets its own.
+    """
+    return ThreadPoolExecutor(workers, "wardround", initializer=torch.set_num_threads, initargs=(1,))
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 
 import torch
 from torch import Tensor
@@ -45,10 +46,21 @@ def network_outputs(
             return found
 
         if workers > 1 and len(batches) > 1 and device.type == "cpu":
-            found = list(worker_pool(workers).map(outputs, batches))
+            found = _on_workers(outputs, batches, workers)
         else:
             found = [outputs(batch) for batch in batches]
     return Outputs(torch.cat([o.features for o in found]), torch.cat([o.logits for o in found]))
+
+
+def _on_workers(outputs: Callable[[Tensor], Outputs], batches: Sequence[Tensor], workers: int) -> list[Outputs]:
+    """Every batch's outputs; whatever happens, no worker still holds the network when this returns."""
+    futures = [worker_pool(workers).submit(outputs, batch) for batch in batches]
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)
 
 
 def _batch_outputs(net: StagedNet, images: Tensor, precision: str) -> Outputs:

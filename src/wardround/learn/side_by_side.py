@@ -79,7 +79,7 @@ def _on_streams(fits: list[Fit], device: torch.device, on_step: Callable[[], Non
     """One stream per fit, one host thread that steps them in turn; the device overlaps their kernels."""
     began = time.perf_counter()
     outcomes: dict[int, Outcome] = {}
-    fastest_kernels = torch.backends.cudnn.flags(benchmark=True)
+    fastest_kernels = torch.backends.cudnn.flags(enabled=True, benchmark=True)
     with torch.cuda.device(device), fastest_kernels, ExitStack() as borrowed:
         runs: dict[int, tuple[Trainer, Iterator[None], torch.cuda.Stream]] = {}
         for i, fit in enumerate(fits):

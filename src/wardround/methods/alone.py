@@ -20,6 +20,10 @@ class Alone(Method):
     family = "bar"
     paper = "-"
 
+    def rounds(self, study: Study) -> int:
+        """None."""
+        return 0
+
     def payload(self, study: Study, site: str) -> Payload:
         """Nothing leaves."""
         return Payload(seen_by="nobody")

@@ -78,6 +78,10 @@ class Method(ABC):
     def check(self, study: Study) -> None:  # noqa: B027 - most methods can do any study
         """Refuse a study that this method cannot do, before any work starts; `BadInput` says why."""
 
+    def rounds(self, study: Study) -> int:
+        """How many rounds to expect, for progress; `ask` decides."""
+        return 1
+
     @abstractmethod
     def payload(self, study: Study, site: str) -> Payload:
         """What may leave this site and come to it."""

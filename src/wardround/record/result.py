@@ -89,7 +89,7 @@ def one_method(run: Path, method: str, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(row: dict[str, Any]) -> tuple[int, int, str]:
-    """Where a ledger row belongs: bundles are counted as they cross, so how many sites work at once orders the log."""
+    """Where a ledger row belongs; the log itself is in the order in which bundles happened to cross."""
     return row["round"], KINDS.index(row["kind"]), row["site"]
 
 
