@@ -127,3 +127,20 @@ def test_what_is_said_stays_above_the_bars(bars: Bars, screen: io.StringIO) -> N
     drawn = screen.getvalue()
     assert drawn.index("a note") < drawn.rindex("training")
     assert bars._bars.tasks == []
+
+
+def test_work_that_was_begun_before_starts_where_it_stands(bars: Bars) -> None:
+    with bars.task("rounds", 5, done=3) as advance:
+        assert bars._bars.tasks[0].completed == 3
+        advance()
+        assert bars._bars.tasks[0].completed == 4
+
+
+def test_items_are_tracked_one_step_each(bars: Bars) -> None:
+    seen = []
+    for item in bars.track(["a", "b", "c"], "reading"):
+        (bar,) = bars._bars.tasks
+        seen.append((item, bar.description, bar.completed, bar.total))
+    assert seen == [("a", "reading", 0, 3), ("b", "reading", 1, 3), ("c", "reading", 2, 3)]
+    assert bars._bars.tasks == []
+    assert list(Silent().track(["a", "b"], "reading")) == ["a", "b"]

@@ -13,7 +13,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -146,7 +146,7 @@ def compare(
     names = [find(method).name for method in methods]
     own = _with_others(settings.set, others, names)
     settings = settings.model_copy(update={"method": methods[0], "set": own})
-    chosen = [(method, _own(own, name)) for method, name in zip(methods, names, strict=True)]
+    chosen = [(method, _own(own, name, names)) for method, name in zip(methods, names, strict=True)]
     _finish(lambda: begin_comparison(settings, chosen, out, _progress(quiet or as_json)), quiet, as_json)
 
 
@@ -336,14 +336,14 @@ def _with_others(
     return tree
 
 
-def _own(tree: dict[str, Any], method: str) -> dict[str, Any]:
-    """A method's own settings: those under its name, and those under no name."""
+def _own(tree: dict[str, Any], method: str, compared: Sequence[str] = ()) -> dict[str, Any]:
+    """A method's own settings: those under its name, and those under no method's name."""
     from wardround.methods.registry import known
 
     named = tree.get(method, {})
     if not isinstance(named, dict):
         raise BadInput(f"set.{method} = {named!r} cannot be used: it should be a table of {method}'s settings")
-    bare = {key: value for key, value in tree.items() if key not in known() and key != method}
+    bare = {key: value for key, value in tree.items() if key not in {*known(), *compared, method}}
     return {**bare, **named}
 
 

@@ -26,7 +26,7 @@ from wardround.methods.registry import make
 from wardround.models import load_weights
 from wardround.progress import Silent
 from wardround.record import result as results
-from wardround.record.rundir import RunDir, disk_errors, lock_directory, refuse_existing, write_json
+from wardround.record.rundir import RunDir, disk_errors, lock_directory, refuse_existing, sweep, write_json
 from wardround.report import write_report
 from wardround.settings import Settings, validate
 from wardround.study import Study, agree
@@ -81,6 +81,7 @@ class Job:
         """Run to the end; the result. A directory that is finished stays as it is."""
         with lock_directory(self.path):
             if not (self.path / RESULT).is_file():
+                sweep(self.path)
                 if self.is_comparison:
                     self._compare()
                 else:

@@ -215,21 +215,18 @@ def test_every_flag_is_in_the_settings_page() -> None:
 def test_every_method_has_a_section_that_says_what_leaves() -> None:
     found = sections(text_of("docs/methods.md"), "##")
     assert sorted(found) == sorted(known())
+    all_groups = {cells[0].strip("`") for cells in rows(text_of("docs/methods.md"), "| Group | Content |")}
     for name, method in known().items():
         section = found[name]
         payload = method().payload(tiny.study(method=name), "site-1")
         leaves = re.search(r"\*\*Leaves a site:\*\*(.*?)\n- ", section, re.DOTALL)
         assert leaves, name
-        groups = set(re.findall(r"`([^`]+)`", leaves[1])) & {group[0].strip("`") for group in group_rows()}
-        assert groups == {group.name for group in payload.up}, name
+        said = set(re.findall(r"`([^`]+)`", leaves[1])) & all_groups
+        assert said == {group.name for group in payload.up}, name
         assert "**Comes back:**" in section, name
         assert "**Paper:**" in section, name
         assert payload.seen_by == "nobody" or "as `fedavg`" in section or payload.seen_by in section, name
         assert {"bar": "Bar.", "one-shot": "One-shot.", "multi-round": "Multi-round."}[method.family] in section, name
-
-
-def group_rows() -> list[list[str]]:
-    return rows(text_of("docs/methods.md"), "| Group | Content |")
 
 
 def test_every_headline_has_a_section() -> None:
@@ -243,15 +240,21 @@ def test_every_column_of_the_table_is_explained() -> None:
 
 
 def test_the_readme_quotes_the_benchmarks_results() -> None:
-    speed = sections(text_of("README.md"), "##")["Speed"]
+    speed = " ".join(sections(text_of("README.md"), "##")["Speed"].split())
     found = json.loads(text_of("benchmarks/results/side_by_side.json"))
     assert found["machine"].split(", torch")[0] in speed
-    assert f"median of {found['n']}" in " ".join(speed.split())
+    assert f"median of {found['n']}" in speed
     for key in ("eager_fp32", "side_by_side_fp32", "side_by_side_bf16"):
         assert f"| {found[key]:,.0f} | {found[key] / found['eager_fp32']:.1f} |" in speed
     for precision, values in found["accuracy"].items():
-        assert f"{precision} {sum(values) / len(values):.2f} %" in " ".join(speed.split())
-    assert f"{{{__version__}}}" in text_of("README.md")
+        assert re.search(rf"{precision} \|[^%]*\| {sum(values) / len(values):.2f} % \|", speed)
+    memory = json.loads(text_of("benchmarks/results/memory.json"))
+    assert all(f"{memory[key]:,.0f} MiB" in speed for key in ("ten_rounds_mib", "hundred_rounds_mib", "many_sites_mib"))
+
+
+def test_the_citation_has_this_version() -> None:
+    (block,) = blocks(text_of("README.md"), "bibtex")
+    assert f"version = {{{__version__}}}" in block
 
 
 # Examples -------------------------------------------------------------------------------------------------------------

@@ -211,6 +211,15 @@ def test_a_run_killed_again_and_again_ends(tmp_path: Path, monkeypatch: pytest.M
     assert everything(tmp_path / "killed") == everything(tmp_path / "straight")
 
 
+def test_a_resumed_run_leaves_nothing_half_written(tmp_path: Path) -> None:
+    path = begin(tmp_path / "run", "fedavg").path
+    litter = [path / ".checkpoint.json.7.part", path / "checkpoint" / ".state-0.safetensors.7.part"]
+    for file in litter:
+        file.write_bytes(b"half")
+    run.reopen(path, Silent()).finish()
+    assert [file for file in path.rglob(".*") if file.name != ".lock"] == []
+
+
 def test_at_most_one_round_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killer = Killer(monkeypatch, Examiner, "shared")
     job = begin(tmp_path / "run", "fedavg")

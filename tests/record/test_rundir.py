@@ -21,7 +21,7 @@ from wardround import run as runs
 from wardround.errors import BadInput, RunFailed, WardroundError
 from wardround.methods.state import State
 from wardround.progress import Silent
-from wardround.record.rundir import Checkpoint, Log, RunDir, lock_directory, refuse_existing, write_json
+from wardround.record.rundir import Checkpoint, Log, RunDir, lock_directory, refuse_existing, sweep, write_json
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 READ_ONLY = OSError(errno.EROFS, "Read-only file system")
@@ -193,6 +193,18 @@ def test_a_second_job_in_the_same_directory_is_refused(tmp_path: Path, monkeypat
 def test_a_lock_where_nothing_can_be_written(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be written"), lock_directory(tmp_path / "gone"):
         pytest.fail("held nothing")
+
+
+def test_what_a_killed_process_began_is_swept_up(tmp_path: Path) -> None:
+    kept = [tmp_path / "result.json", tmp_path / ".lock", tmp_path / "predictors" / "site.part.safetensors"]
+    begun = [tmp_path / ".result.json.7.part", tmp_path / "predictors" / ".shared.safetensors.7.part"]
+    begun += [tmp_path / ".report.html.7.tmp", tmp_path / ".fedavg.7.part" / ".settings.json.7.part"]
+    for file in [*kept, *begun]:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("x")
+    sweep(tmp_path)
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(kept)
+    assert not (tmp_path / ".fedavg.7.part").exists()
 
 
 # Logs -----------------------------------------------------------------------------------------------------------------

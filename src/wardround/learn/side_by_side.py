@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import as_completed, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import torch
 
-from wardround.errors import SiteFailed
+from wardround.errors import RunFailed, SiteFailed
 from wardround.learn.captured import CapturedSteps
 from wardround.learn.device import Device, worker_pool
 from wardround.learn.fit import Fit, Fitted
@@ -33,7 +33,7 @@ def train_many(fits: list[Fit], device: Device, on_step: Callable[[], None] = la
         return [
             outcome
             for start in range(0, len(fits), device.workers)
-            for outcome in _on_streams(fits[start : start + device.workers], device.torch, on_step)
+            for outcome in _as_many_as_fit(fits[start : start + device.workers], device.torch, on_step)
         ]
     if len(fits) == 1 or device.workers == 1:
         return [_outcome(fit, device.torch, on_step) for fit in fits]
@@ -73,6 +73,17 @@ def _on_threads(fits: list[Fit], device: Device, on_step: Callable[[], None]) ->
             future.cancel()
         wait(futures.values())
         raise
+
+
+def _as_many_as_fit(fits: list[Fit], device: torch.device, on_step: Callable[[], None]) -> list[Outcome]:
+    """All at once, or by halves where the GPU's memory does not hold them."""
+    with suppress(torch.OutOfMemoryError):
+        return _on_streams(fits, device, on_step)
+    torch.cuda.empty_cache()
+    if len(fits) == 1:
+        raise RunFailed(f"{fits[0].label}: the GPU's memory is too small; use a smaller train.batch or model.width")
+    half = len(fits) // 2
+    return [*_as_many_as_fit(fits[:half], device, on_step), *_as_many_as_fit(fits[half:], device, on_step)]
 
 
 def _on_streams(fits: list[Fit], device: torch.device, on_step: Callable[[], None]) -> list[Outcome]:

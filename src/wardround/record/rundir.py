@@ -201,6 +201,15 @@ def lock_directory(path: Path) -> Iterator[None]:
         yield
 
 
+def sweep(path: Path) -> None:
+    """Delete what a killed process had only begun to write; for whoever holds the directory."""
+    for begun in [*path.rglob(".*.part"), *path.rglob(".*.tmp")]:
+        if begun.is_dir():
+            shutil.rmtree(begun, ignore_errors=True)
+        else:
+            begun.unlink(missing_ok=True)
+
+
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turn the operating system's refusals into one clear line."""
