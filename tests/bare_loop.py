@@ -47,7 +47,7 @@ class Distillation(Objective):
 
     def loss(self, step: Step) -> Tensor:
         """Three terms; remembers what it was shown."""
-        self.shown.append(step)
+        self.shown.append(step._replace(outputs=Outputs(*(output.detach() for output in step.outputs))))
         wanted = torch.stack([teacher.logits for teacher in step.teachers]).mean(0).softmax(1)
         divergence = F.kl_div(step.outputs.logits.log_softmax(1), wanted, reduction="batchmean")
         distance = (step.outputs.features - step.teachers[0].features).square().mean()

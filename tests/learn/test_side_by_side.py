@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bare_loop import BN, CPU, PLAIN, a_fit, both_nets, images, same, taught_fit
 from wardround.errors import SiteFailed
-from wardround.learn import captured, nets
+from wardround.learn import captured, nets, side_by_side
 from wardround.learn.device import Device
 from wardround.learn.evaluate import network_outputs
 from wardround.learn.fit import Fit, Fitted, Objective
@@ -182,7 +182,7 @@ class Faulty(Objective):
             raise Fault
 
 
-LONG = 100_000  # epochs: far more than a test would wait for
+LONG = 1000  # epochs of three steps: a stop that is not heard shows in the number of steps
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -193,6 +193,7 @@ def test_a_fault_in_one_thread_ends_the_others_now(place: int) -> None:
     on_step, seen = stop_after(-1, interrupt)
     with pytest.raises(Fault):
         train_many(fits, Device(CPU, 3), on_step)
+    assert len(seen) < LONG
     assert_quiet(seen)
     outcomes = train_many([a_fit(BN, seed=seed) for seed in range(3)], Device(CPU, 3))
     assert all(same(weights_of(outcome), alone) for outcome, alone in zip(outcomes, expected, strict=True))
@@ -213,12 +214,34 @@ def test_ctrl_c_while_threads_train_ends_them_at_their_next_step() -> None:
     on_step, seen = stop_after(20, send_ctrl_c)
     with pytest.raises(KeyboardInterrupt):
         train_many(fits, Device(CPU, 2), on_step)
+    assert len(seen) < LONG
     assert_quiet(seen)
     outcomes = train_many([a_fit(BN, seed=seed) for seed in range(5)], Device(CPU, 2))
     assert all(same(weights_of(outcome), alone) for outcome, alone in zip(outcomes, expected, strict=True))
 
 
 # On a GPU -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 4, 7])
+def test_fits_that_a_gpu_cannot_hold_together_train_by_halves(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waves of five and two; every fit is done, in its place, and never more at once than there is room for."""
+    together: list[int] = []
+
+    def on_streams(fits: list[Fit], device: torch.device, on_step: Callable[[], None]) -> list[Outcome]:
+        if len(fits) > room:
+            raise torch.OutOfMemoryError
+        together.append(len(fits))
+        return [Fitted({}, fit.seed, (), 0, 0.0) for fit in fits]
+
+    monkeypatch.setattr(side_by_side, "_on_streams", on_streams)
+    outcomes = train_many([a_fit(BN, n=2, seed=seed) for seed in range(7)], Device(torch.device("cuda", 0), 5))
+    assert [outcome.trained_on for outcome in outcomes if isinstance(outcome, Fitted)] == list(range(7))
+    assert together == {1: [1] * 7, 2: [2, 1, 2, 2], 3: [2, 3, 2], 4: [2, 3, 2], 7: [5, 2]}[room]
+    room = 0
+    failures = train_many([a_fit(BN, n=2, seed=seed) for seed in range(3)], Device(torch.device("cuda", 0), 5))
+    assert all(isinstance(failure, SiteFailed) for failure in failures)
+    assert "the GPU's memory is too small for site-0, round 1" in str(failures[0])
 
 
 def eager(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> Fitted:

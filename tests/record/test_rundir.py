@@ -82,6 +82,17 @@ def test_of_two_that_make_the_same_directory_at_once_one_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_one_that_fails_to_make_it_does_not_spoil_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(part: Path) -> None:
+        write_json(part / "second.json", 2)
+        with monkeypatch.context() as patch, pytest.raises(RunFailed):
+            patch.setattr(os, "getpid", lambda: 4_000_000)
+            RunDir.create(tmp_path / "run", raising(FULL))
+
+    RunDir.create(tmp_path / "run", fill)
+    assert (tmp_path / "run" / "second.json").exists()
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [

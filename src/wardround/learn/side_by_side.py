@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 
 import torch
 
-from wardround.errors import RunFailed, SiteFailed
+from wardround.errors import SiteFailed
 from wardround.learn.captured import CapturedSteps
 from wardround.learn.device import Device, worker_pool
 from wardround.learn.fit import Fit, Fitted
@@ -81,7 +81,9 @@ def _as_many_as_fit(fits: list[Fit], device: torch.device, on_step: Callable[[],
         return _on_streams(fits, device, on_step)
     torch.cuda.empty_cache()
     if len(fits) == 1:
-        raise RunFailed(f"{fits[0].label}: the GPU's memory is too small; use a smaller train.batch or model.width")
+        return [
+            SiteFailed(f"the GPU's memory is too small for {fits[0].label}; use a smaller train.batch or model.width")
+        ]
     half = len(fits) // 2
     return [*_as_many_as_fit(fits[:half], device, on_step), *_as_many_as_fit(fits[half:], device, on_step)]
 
@@ -90,8 +92,7 @@ def _on_streams(fits: list[Fit], device: torch.device, on_step: Callable[[], Non
     """One stream per fit, one host thread that steps them in turn; the device overlaps their kernels."""
     began = time.perf_counter()
     outcomes: dict[int, Outcome] = {}
-    fastest_kernels = torch.backends.cudnn.flags(enabled=True, benchmark=True)
-    with torch.cuda.device(device), fastest_kernels, ExitStack() as borrowed:
+    with torch.cuda.device(device), ExitStack() as borrowed:
         runs: dict[int, tuple[Trainer, Iterator[None], torch.cuda.Stream]] = {}
         for i, fit in enumerate(fits):
             reason = skip_reason(fit)

@@ -36,6 +36,8 @@ def skip_reason(fit: Fit) -> str:
         return "no training images"
     if fit.recipe.epochs == 0:
         return "no epochs"
+    if fit.frozen.issuperset(spec_layout(fit.spec).in_group("parameters")):
+        return "every parameter is frozen"
     if spec_layout(fit.spec).has_batch_norm:
         if len(fit.data) == 1:
             return "one image is too few for batch norm"

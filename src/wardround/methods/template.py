@@ -172,15 +172,16 @@ def average(answers: Mapping[str, Bundle], weigh: Callable[[Bundle], float]) -> 
             continue
         answer = answers[site]
         for name, tensor in answer.group(COUNTERS).items():
-            counters[name] = torch.maximum(counters[name], tensor) if name in counters else tensor
+            counters[name] = torch.maximum(counters[name], tensor.to(counters[name])) if name in counters else tensor
         floats = {**answer.group(PARAMETERS), **answer.group(STATISTICS)}
-        if mean:
-            torch._foreach_add_([mean[name] for name in floats], list(floats.values()), alpha=weight / total)
+        if mean:  # an answer that was kept on disk comes back on the CPU, wherever the others are
+            arrived = [tensor.to(mean[name].device) for name, tensor in floats.items()]
+            torch._foreach_add_([mean[name] for name in floats], arrived, alpha=weight / total)
         else:
             mean = {name: tensor * (weight / total) for name, tensor in floats.items()}
-    for name, tensor in mean.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise RunFailed(f"the average of {name} is not finite; {_culprits(answers, name)} sent NaN or infinity")
+    finite = torch.stack([torch.isfinite(tensor).all() for tensor in mean.values()]).tolist()
+    for name in (name for name, ok in zip(mean, finite, strict=True) if not ok):
+        raise RunFailed(f"the average of {name} is not finite; {_culprits(answers, name)} sent NaN or infinity")
     return {**mean, **counters}
 
 
