@@ -1,10 +1,6 @@
-import errno
 import json
-import os
 import struct
 import tracemalloc
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -253,44 +249,3 @@ def test_damaged_bytes_are_refused_or_read_and_nothing_else(data: st.DataObject)
 def test_garbage_is_refused(garbage: bytes) -> None:
     with pytest.raises(BadInput):
         tensorfile.from_bytes(garbage)
-
-
-# Writing --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "state.safetensors"
-    tensorfile.write_atomically(path, b"old")
-    tensorfile.write_atomically(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert os.listdir(tmp_path) == [path.name]
-
-
-def _disk_full(_: int) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def _interrupted(_: int) -> None:
-    raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize(("failure", "error"), [(_disk_full, OSError), (_interrupted, KeyboardInterrupt)])
-def test_a_failed_write_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Callable[[int], None], error: type[BaseException]
-) -> None:
-    path = tmp_path / "state.safetensors"
-    tensorfile.write_atomically(path, b"old")
-    monkeypatch.setattr(os, "fsync", failure)
-    with pytest.raises(error):
-        tensorfile.write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == [path.name]
-
-
-def test_a_failed_rename_leaves_nothing_behind(tmp_path: Path) -> None:
-    place = tmp_path / "taken"
-    (place / "inner").mkdir(parents=True)
-    with pytest.raises(OSError):
-        tensorfile.write_atomically(place, b"new")
-    assert os.listdir(tmp_path) == ["taken"]
-    assert (place / "inner").is_dir()

@@ -19,6 +19,7 @@ from wardround.exchange.answers import Answers
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.inprocess import InProcess
 from wardround.exchange.ledger import Entry
+from wardround.files import disk_errors, write_atomically
 from wardround.learn.device import Device
 from wardround.learn.fit import Fit, Fitted
 from wardround.learn.predictor import Predictor
@@ -27,7 +28,7 @@ from wardround.learn.store import FitStore
 from wardround.methods.base import Context, Method
 from wardround.methods.state import State
 from wardround.progress import Silent
-from wardround.record.rundir import Checkpoint, RunDir, disk_errors
+from wardround.record.rundir import Checkpoint, RunDir
 from wardround.study import Study
 
 ABSORB_CHECKPOINT_SECONDS = 20.0
@@ -177,7 +178,7 @@ class Coordinator:
         with disk_errors(folder):
             folder.mkdir(exist_ok=True)
             groups, record = predictor.parts()
-            tensorfile.write_atomically(folder / f"{site}.safetensors", tensorfile.to_bytes(groups, record))
+            write_atomically(folder / f"{site}.safetensors", tensorfile.to_bytes(groups, record))
 
     # Services ---------------------------------------------------------------------------------------------------------
 
@@ -246,7 +247,7 @@ class Coordinator:
         names = {site: f"answer-{site}-{ctx.round}.safetensors" for site in received}
         with disk_errors(self.run.path):
             for site, name in names.items():
-                tensorfile.write_atomically(self.run.path / "checkpoint" / name, received[site].to_bytes())
+                write_atomically(self.run.path / "checkpoint" / name, received[site].to_bytes())
         return names
 
     def _stored_answers(self, names: dict[str, str]) -> Answers:

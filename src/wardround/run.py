@@ -19,6 +19,7 @@ from wardround.data.imageset import Dataset
 from wardround.data.partition import Partition
 from wardround.data.sources import default_data_folder, load
 from wardround.errors import BadInput
+from wardround.files import disk_errors
 from wardround.learn.device import Device, find_device, one_thread_per_worker
 from wardround.learn.store import FitStore
 from wardround.methods.base import Method
@@ -26,7 +27,7 @@ from wardround.methods.registry import make
 from wardround.models import load_weights
 from wardround.progress import Silent
 from wardround.record import result as results
-from wardround.record.rundir import RunDir, disk_errors, lock_directory, refuse_existing, sweep, write_json
+from wardround.record.rundir import RunDir, lock_directory, refuse_existing, sweep, write_json
 from wardround.report import write_report
 from wardround.settings import Settings, validate
 from wardround.study import Study, agree

@@ -127,6 +127,8 @@ def agree(settings: Settings, federation: Federation) -> Study:
     for name in names:
         if not NAME.fullmatch(name):
             raise BadInput(f"site {name!r} is no name; use letters, digits, '.', '_' and '-', at most 64")
+        if name == "shared":
+            raise BadInput("a site cannot be called 'shared', which means the model of all sites; give it another name")
     test = federation.test
     return Study(settings, federation.classes, test.channels, test.size, names, federation.partition_hash)
 

@@ -8,9 +8,7 @@ keys in no fixed order), and tensors are named `group/name`, so the library's ow
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -123,17 +121,3 @@ def overhead_bytes(groups: Groups, record: Mapping[str, Any]) -> int:
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     return 8 + -(-len(text) // 8) * 8
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """All of `data` at `path`, or what was there before: written beside it, then renamed."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

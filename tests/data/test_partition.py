@@ -362,7 +362,7 @@ def test_a_corrupt_file_is_refused(tmp_path: Path, content: bytes, message: str)
 def test_a_missing_file_and_a_missing_folder_are_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot read the partition"):
         Partition.load(tmp_path / "none.json")
-    with pytest.raises(BadInput, match="cannot write the partition"):
+    with pytest.raises(BadInput, match="cannot be written"):
         Partition((np.array([0]),), "IID", 0).save(tmp_path / "none" / "p.json")
 
 

@@ -176,3 +176,10 @@ def test_a_site_whose_name_no_bundle_can_carry_is_refused_before_any_work(name: 
     renamed = replace(data, sites=(replace(data.sites[0], name=name), data.sites[1]))
     with pytest.raises(BadInput, match="is no name"):
         agree(settings(), renamed)
+
+
+def test_no_site_may_take_the_name_of_the_shared_model() -> None:
+    data = federation((4, 4))
+    renamed = replace(data, sites=(replace(data.sites[0], name="shared"), data.sites[1]))
+    with pytest.raises(BadInput, match="cannot be called 'shared'"):
+        agree(settings(), renamed)

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from tiny import everything, figures, give_tiny_data, images, settings, watch_bundles, watch_fits
-from wardround import coordinator, run, tensorfile
+from wardround import coordinator, files, run
 from wardround.data.federation import Site
 from wardround.errors import BadInput
 from wardround.examine import Examiner
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.inprocess import InProcess
+from wardround.learn import store
 from wardround.learn.fit import Fit, Fitted
 from wardround.learn.store import FitStore
 from wardround.methods.base import Context
@@ -164,7 +165,7 @@ POINTS: dict[str, tuple[Any, str, int]] = {
     "saving a state": (RunDir, "save", 1),
     "committing": (RunDir, "commit", 1),
     "a line of a log": (Log, "append", 9),
-    "any file": (tensorfile, "write_atomically", 1),
+    "any file": (files, "write_atomically", 1),
     "measuring": (Examiner, "shared", 1),
     "measuring at a site": (Examiner, "personal", 1),
     "training": (coordinator, "train_many", 1),
@@ -179,8 +180,9 @@ POINTS: dict[str, tuple[Any, str, int]] = {
 def test_fedavg_killed_anywhere(point: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, stride = POINTS[point]
     killer = Killer(monkeypatch, owner, name)
-    if owner is tensorfile:  # imported by name elsewhere
-        monkeypatch.setattr(rundir, "write_atomically", tensorfile.write_atomically)
+    if owner is files:  # imported by name elsewhere
+        for module in (rundir, coordinator, store):
+            monkeypatch.setattr(module, "write_atomically", files.write_atomically)
     assert kill_everywhere(killer, tmp_path, "fedavg", stride=stride, after=after) > 0
 
 

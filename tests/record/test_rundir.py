@@ -85,9 +85,10 @@ def test_of_two_that_make_the_same_directory_at_once_one_is_refused(
 def test_one_that_fails_to_make_it_does_not_spoil_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(part: Path) -> None:
         write_json(part / "second.json", 2)
-        with monkeypatch.context() as patch, pytest.raises(RunFailed):
+        with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: 4_000_000)
-            RunDir.create(tmp_path / "run", raising(FULL))
+            with pytest.raises(RunFailed):
+                RunDir.create(tmp_path / "run", raising(FULL))
 
     RunDir.create(tmp_path / "run", fill)
     assert (tmp_path / "run" / "second.json").exists()
@@ -153,8 +154,8 @@ def test_a_run_leaves_nothing_when_its_partition_cannot_be_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_tiny_data(monkeypatch)
-    monkeypatch.setattr("wardround.data.partition.json.dump", raising(FULL))
-    with pytest.raises(BadInput, match="No space left on device"):
+    monkeypatch.setattr("wardround.data.partition.write_atomically", raising(FULL))
+    with pytest.raises(RunFailed, match="the disk is full"):
         runs.begin_run(tiny_settings(), tmp_path / "run", Silent())
     assert list(tmp_path.iterdir()) == []
 
@@ -209,7 +210,7 @@ def test_a_lock_where_nothing_can_be_written(tmp_path: Path) -> None:
 def test_what_a_killed_process_began_is_swept_up(tmp_path: Path) -> None:
     kept = [tmp_path / "result.json", tmp_path / ".lock", tmp_path / "predictors" / "site.part.safetensors"]
     begun = [tmp_path / ".result.json.7.part", tmp_path / "predictors" / ".shared.safetensors.7.part"]
-    begun += [tmp_path / ".report.html.7.tmp", tmp_path / ".fedavg.7.part" / ".settings.json.7.part"]
+    begun += [tmp_path / ".report.html.7.part", tmp_path / ".fedavg.7.part" / ".settings.json.7.part"]
     for file in [*kept, *begun]:
         file.parent.mkdir(exist_ok=True)
         file.write_text("x")
@@ -289,7 +290,7 @@ def test_a_full_disk_is_one_line_whenever_it_shows(
     """A small line waits in a buffer, so that the disk may complain first at a flush."""
     log = Log(tmp_path / "log.jsonl")
     full(log, monkeypatch, call)
-    with pytest.raises(RunFailed, match=r"the disk is full: .* free some space and resume"):
+    with pytest.raises(RunFailed, match=r"the disk is full: .* free some space and try again"):
         getattr(log, act)(*([{"n": 2}] if act == "append" else []))
 
 

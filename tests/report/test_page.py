@@ -296,7 +296,7 @@ def test_the_page_is_written_in_one_rename(tmp_path: Path) -> None:
 
 def test_a_page_that_cannot_be_written_leaves_nothing_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "report.html").mkdir()
-    with pytest.raises(BadInput, match=r"cannot write .*report.html: .*; make room or choose another folder"):
+    with pytest.raises(BadInput, match=r"report.html cannot be written: .*; choose another place"):
         write_report(run_result(), tmp_path / "report.html")
     assert os.listdir(tmp_path) == ["report.html"]
     with pytest.raises(BadInput, match="No such file"):

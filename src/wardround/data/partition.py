@@ -7,13 +7,11 @@ exhaustive by construction. The list of a site is sorted: what is hashed is who 
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import hashlib
 import heapq
 import json
 import math
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +23,7 @@ from torch import Tensor
 
 from wardround.data.imageset import ImageSet
 from wardround.errors import BadInput
+from wardround.files import disk_errors, write_atomically
 from wardround.streams import Streams
 
 RULES = ("iid", "dirichlet", "shards", "natural")
@@ -55,17 +54,9 @@ class Partition:
         """Write as JSON, whole or not at all."""
         lists = [part.tolist() for part in self.sites]
         words = {"rule": self.rule, "seed": self.seed, "sha256": self.sha256, "seal": self._seal}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                json.dump({"format": FORMAT, **words, "sites": lists}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise BadInput(f"cannot write the partition to {path}: {error.strerror}; choose another folder") from error
+        record = {"format": FORMAT, **words, "sites": lists}
+        with disk_errors(path):
+            write_atomically(path, json.dumps(record).encode())
 
     @classmethod
     def load(cls, path: Path) -> Partition:

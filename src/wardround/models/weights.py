@@ -1,6 +1,5 @@
 """Weights in a file: safetensors, never pickle; checked against the network before anything uses them."""
 
-import os
 from pathlib import Path
 
 import safetensors.torch
@@ -8,6 +7,7 @@ import torch
 from safetensors import SafetensorError
 
 from wardround.errors import BadInput
+from wardround.files import disk_errors, write_atomically
 from wardround.models.net import Weights
 from wardround.models.registry import Layout, NetSpec, spec_layout
 
@@ -41,20 +41,8 @@ def save_weights(weights: Weights, path: Path | str) -> None:
     """Write a safetensors file whole or not at all: a reader never sees half of it, a crash leaves the old one."""
     path = Path(path)
     data = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            with unfinished.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except OSError as error:
-        raise BadInput(
-            f"{path} cannot be written ({_first_line(error)}); choose a file in a folder that exists and has room"
-        ) from error
+    with disk_errors(path):
+        write_atomically(path, data)
 
 
 def _check_names(path: Path | str, found: Weights, spec: NetSpec, layout: Layout) -> None:

@@ -13,7 +13,6 @@ ignored.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -23,9 +22,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wardround.errors import BadInput, RunFailed, WardroundError
+from wardround.errors import BadInput
+from wardround.files import disk_errors, write_atomically
 from wardround.methods.state import State
-from wardround.tensorfile import write_atomically
 
 try:
     import fcntl
@@ -203,26 +202,8 @@ def lock_directory(path: Path) -> Iterator[None]:
 
 def sweep(path: Path) -> None:
     """Delete what a killed process had only begun to write; for whoever holds the directory."""
-    for begun in [*path.rglob(".*.part"), *path.rglob(".*.tmp")]:
+    for begun in list(path.rglob(".*.part")):
         if begun.is_dir():
             shutil.rmtree(begun, ignore_errors=True)
         else:
             begun.unlink(missing_ok=True)
-
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into one clear line."""
-    try:
-        yield
-    except OSError as error:
-        raise cannot_write(path, error) from error
-
-
-def cannot_write(path: Path, error: OSError) -> WardroundError:
-    """The error for a place that cannot be written."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return RunFailed(f"the disk is full: {path} could not be written; free some space and resume")
-    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return BadInput(f"{path} cannot be written ({error.strerror}); choose a folder you may write to with --out")
-    return BadInput(f"{path} cannot be written: {error.strerror or error}; choose another place with --out")

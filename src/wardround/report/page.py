@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from wardround.errors import BadInput
+from wardround.files import disk_errors, write_atomically
 from wardround.report import charts
 from wardround.report.charts import Bar, Label, Line, Stack
 from wardround.report.values import (
@@ -70,15 +69,9 @@ Index = dict[str, dict[Measure, Rounds]]  # by method
 
 def write_report(result: dict[str, Any], path: Path) -> None:
     """Write the page in one rename, so that a reader never sees half of it."""
-    page = render(result)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            draft.unlink()
-        raise BadInput(f"cannot write {path}: {error.strerror}; make room or choose another folder") from error
+    page = render(result).encode()
+    with disk_errors(path):
+        write_atomically(path, page)
 
 
 def render(result: dict[str, Any]) -> str:

@@ -1,0 +1,43 @@
+"""Files that are written whole or not at all, and the disk's refusals in words."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from wardround.errors import BadInput, RunFailed, WardroundError
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """All of `data` at `path`, or what was there before: written beside it, then renamed."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals into one clear line."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> WardroundError:
+    """The error for a place that cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RunFailed(f"the disk is full: {path} could not be written; free some space and try again")
+    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return BadInput(f"{path} cannot be written ({error.strerror}); choose a folder you may write to")
+    return BadInput(f"{path} cannot be written: {error.strerror or error}; choose another place")
