@@ -19,7 +19,7 @@ from wardround.exchange.answers import Answers
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.inprocess import InProcess
 from wardround.exchange.ledger import Entry
-from wardround.files import disk_errors, write_atomically
+from wardround.files import disk_errors
 from wardround.learn.device import Device
 from wardround.learn.fit import Fit, Fitted
 from wardround.learn.predictor import Predictor
@@ -178,7 +178,7 @@ class Coordinator:
         with disk_errors(folder):
             folder.mkdir(exist_ok=True)
             groups, record = predictor.parts()
-            write_atomically(folder / f"{site}.safetensors", tensorfile.to_bytes(groups, record))
+            tensorfile.write(folder / f"{site}.safetensors", groups, record)
 
     # Services ---------------------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class Coordinator:
         names = {site: f"answer-{site}-{ctx.round}.safetensors" for site in received}
         with disk_errors(self.run.path):
             for site, name in names.items():
-                write_atomically(self.run.path / "checkpoint" / name, received[site].to_bytes())
+                received[site].write(self.run.path / "checkpoint" / name)
         return names
 
     def _stored_answers(self, names: dict[str, str]) -> Answers:

@@ -11,18 +11,24 @@ from pathlib import Path
 from wardround.errors import BadInput, RunFailed, WardroundError
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """All of `data` at `path`, or what was there before: written beside it, then renamed."""
+@contextmanager
+def whole_or_not(path: Path) -> Iterator[Path]:
+    """A place beside `path` to write to; what is there at the end of the block becomes `path` in one rename."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
+        yield part
+        with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """All of `data` at `path`, or what was there before."""
+    with whole_or_not(path) as part:
+        part.write_bytes(data)
 
 
 @contextmanager

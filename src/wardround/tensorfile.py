@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load, save, save_file
 from torch import Tensor
 
 from wardround.errors import BadInput
+from wardround.files import whole_or_not
 
 Groups = Mapping[str, Mapping[str, Tensor]]
 RECORD = "wardround"
@@ -70,15 +72,26 @@ def canonical(record: Mapping[str, Any]) -> str:
 
 
 def to_bytes(groups: Groups, record: Mapping[str, Any]) -> bytes:
-    """Serialise; tensors are taken to the CPU and made contiguous."""
+    """Serialise."""
+    return save(_savable(groups), {RECORD: canonical(record)})
+
+
+def write(path: Path, groups: Groups, record: Mapping[str, Any]) -> None:
+    """The bytes of `to_bytes` as a file, whole or not at all; without a second copy of them in memory."""
+    with whole_or_not(path) as part:
+        save_file(_savable(groups), part, {RECORD: canonical(record)})
+
+
+def _savable(groups: Groups) -> dict[str, Tensor]:
+    """On the CPU, contiguous, and no two in the same memory, which safetensors refuses."""
     tensors: dict[str, Tensor] = {}
     storages: set[int] = set()
     for path, tensor in flatten(groups).items():
         kept = tensor.detach().cpu().contiguous()
         address = kept.untyped_storage().data_ptr()
-        tensors[path] = kept.clone() if address in storages else kept  # safetensors refuses shared memory
+        tensors[path] = kept.clone() if address in storages else kept
         storages.add(address)
-    return save(tensors, {RECORD: canonical(record)})
+    return tensors
 
 
 def from_bytes(data: bytes) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:

@@ -248,6 +248,9 @@ def test_the_readme_quotes_the_benchmarks_results() -> None:
         assert f"| {found[key]:,.0f} | {found[key] / found['eager_fp32']:.1f} |" in speed
     for precision, values in found["accuracy"].items():
         assert re.search(rf"{precision} \|[^%]*\| {sum(values) / len(values):.2f} % \|", speed)
+    exchange = json.loads(text_of("benchmarks/results/exchange_overhead.json"))
+    assert f"{1000 * exchange['exchange_s']:.0f} ms, and {1000 * exchange['checkpoint_s']:.0f} ms" in speed
+    assert f"{json.loads(text_of('benchmarks/results/fedavg_cpu.json'))['ratio']:.2f} times" in speed
     memory = json.loads(text_of("benchmarks/results/memory.json"))
     assert all(f"{memory[key]:,.0f} MiB" in speed for key in ("ten_rounds_mib", "hundred_rounds_mib", "many_sites_mib"))
 

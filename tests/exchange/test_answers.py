@@ -102,10 +102,10 @@ def test_the_files_go_with_the_answers(spool: Path) -> None:
 
 
 def test_a_full_disk_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Path, data: bytes) -> int:
+    def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("os.fsync", full)
     answers = Answers(in_memory_bytes=0)
     with pytest.raises(RunFailed, match=r"answer of site-7 could not be kept .* No space left on device; make room"):
         answers.add("site-7", answer("site-7"))

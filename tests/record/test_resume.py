@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from tiny import everything, figures, give_tiny_data, images, settings, watch_bundles, watch_fits
-from wardround import coordinator, files, run
+from wardround import coordinator, files, run, tensorfile
 from wardround.data.federation import Site
 from wardround.errors import BadInput
 from wardround.examine import Examiner
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.inprocess import InProcess
-from wardround.learn import store
 from wardround.learn.fit import Fit, Fitted
 from wardround.learn.store import FitStore
 from wardround.methods.base import Context
@@ -165,7 +164,8 @@ POINTS: dict[str, tuple[Any, str, int]] = {
     "saving a state": (RunDir, "save", 1),
     "committing": (RunDir, "commit", 1),
     "a line of a log": (Log, "append", 9),
-    "any file": (files, "write_atomically", 1),
+    "any file of text": (files, "write_atomically", 1),
+    "any file of tensors": (tensorfile, "write", 1),
     "measuring": (Examiner, "shared", 1),
     "measuring at a site": (Examiner, "personal", 1),
     "training": (coordinator, "train_many", 1),
@@ -181,8 +181,7 @@ def test_fedavg_killed_anywhere(point: str, after: bool, tmp_path: Path, monkeyp
     owner, name, stride = POINTS[point]
     killer = Killer(monkeypatch, owner, name)
     if owner is files:  # imported by name elsewhere
-        for module in (rundir, coordinator, store):
-            monkeypatch.setattr(module, "write_atomically", files.write_atomically)
+        monkeypatch.setattr(rundir, "write_atomically", files.write_atomically)
     assert kill_everywhere(killer, tmp_path, "fedavg", stride=stride, after=after) > 0
 
 

@@ -36,7 +36,7 @@ class Answers(Mapping[str, Bundle]):
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="wardround-answers-")
             path = Path(self._folder.name) / f"{len(self._spooled):06d}.safetensors"
-            path.write_bytes(bundle.to_bytes())
+            bundle.write(path)
         except OSError as error:
             raise RunFailed(
                 f"the answer of {site} could not be kept in the temporary folder: {error.strerror}; make room there, "

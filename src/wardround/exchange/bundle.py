@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
@@ -74,6 +75,10 @@ class Bundle:
     def to_bytes(self) -> bytes:
         """Identical for identical content."""
         return tensorfile.to_bytes(self.groups, asdict(self.envelope))
+
+    def write(self, path: Path) -> None:
+        """The same bytes as a file."""
+        tensorfile.write(path, self.groups, asdict(self.envelope))
 
     def sha256(self) -> str:
         """The hash of the serialised bundle."""

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from wardround import tensorfile
 from wardround.errors import BadInput
-from wardround.files import write_atomically
 from wardround.learn.fit import Fitted, weights_hash
 
 
@@ -53,7 +52,7 @@ class FitStore:
             "weights_sha256": weights_hash(fitted.weights),
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path(key), tensorfile.to_bytes({"weights": fitted.weights}, record))
+        tensorfile.write(self._path(key), {"weights": fitted.weights}, record)
 
     def clear(self) -> None:
         """Remove every fit: the run that wanted them is finished."""

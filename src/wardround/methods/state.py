@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -21,8 +22,15 @@ class State:
 
     def to_bytes(self) -> bytes:
         """Identical for identical content."""
+        return tensorfile.to_bytes(self.groups, self._record())
+
+    def write(self, path: Path) -> None:
+        """The same bytes as a file."""
+        tensorfile.write(path, self.groups, self._record())
+
+    def _record(self) -> dict[str, Any]:
         empty = sorted(name for name, tensors in self.groups.items() if not tensors)  # a file has tensors only
-        return tensorfile.to_bytes(self.groups, {"facts": dict(self.facts), "empty": empty})
+        return {"facts": dict(self.facts), "empty": empty}
 
     @staticmethod
     def from_bytes(data: bytes) -> State:

@@ -91,7 +91,7 @@ class RunDir:
     def save(self, name: str, state: State) -> str:
         """Write a state file under `checkpoint/`; valid only once a checkpoint names it."""
         with disk_errors(self.path):
-            write_atomically(self.path / "checkpoint" / name, state.to_bytes())
+            state.write(self.path / "checkpoint" / name)
         return name
 
     def load(self, name: str) -> State:
