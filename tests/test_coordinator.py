@@ -224,7 +224,7 @@ def test_the_same_predictor_on_the_same_images_is_computed_once(monkeypatch: pyt
     list(examined.personal(0, "site-1", one))
     assert examined.is_constant(one)
     assert len(computed) == 1
-    list(examined.personal(0, "site-2", constant([1.0, 0.0, 0.0, 0.0])))
+    list(examined.personal(0, "site-2", constant([0.0, 1.0, 0.0, 0.0])))
     assert len(computed) == 2
     examined.forget(except_for=one)
     list(examined.shared(0, one))

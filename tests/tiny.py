@@ -24,6 +24,7 @@ from wardround.learn.side_by_side import Outcome
 from wardround.learn.store import FitStore
 from wardround.learn.trainer import train_one
 from wardround.methods.base import Context, Method
+from wardround.methods.registry import make
 from wardround.progress import Silent
 from wardround.record import result as results
 from wardround.record.rundir import Log, RunDir
@@ -41,6 +42,19 @@ BASE: dict[str, Any] = {
     "model": {"name": "small", "width": 2},
     "train": {"epochs": 1, "batch": 4, "lr": 0.05},
 }
+
+
+# Settings under which a method that makes images is done in no time, for tests that run every method.
+QUICK: dict[str, dict[str, Any]] = {
+    "deepinversion": {"epochs": 1, "steps": 3, "batch": 8, "kd_steps": 2},
+    "fedbicross": {"trajectories": 1, "steps": 6, "samples": 2, "batch": 8, "probes": 8, "personal_epochs": 1},
+    "fedisca": {"epochs": 1, "steps": 3, "batch": 8},
+}
+
+
+def quick(name: str) -> Method:
+    """A built-in method that is done in no time."""
+    return make(name, QUICK.get(name, {}))
 
 
 def images(n: int, seed: int = 0, labels: Sequence[int] | None = None, size: int = 8, classes: int = 4) -> ImageSet:

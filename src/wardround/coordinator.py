@@ -183,7 +183,7 @@ class Coordinator:
     # Services ---------------------------------------------------------------------------------------------------------
 
     def _context(self, round: int) -> Context:
-        return Context(self.study, round, self.device, self._train_or_fail)
+        return Context(self.study, round, self.device, self._train_or_fail, self.progress)
 
     def _train(self, fits: list[Fit]) -> list[Outcome]:
         """Reuse what the store has, train the rest side by side, and say how each went."""

@@ -90,6 +90,12 @@ class Study:
         )
 
     @property
+    def student_spec(self) -> NetSpec:
+        """The network that a coordinator makes for all: the study's own, whatever single sites use."""
+        model = self.settings.model
+        return NetSpec(model.name, self.channels, len(self.classes), self.size, model.width, model.stem)
+
+    @property
     def common_spec(self) -> NetSpec:
         """The network of all sites, where they agree; a `BadInput` that says so where they do not."""
         specs = {self.spec(site) for site in self.sites}
@@ -111,7 +117,11 @@ class Study:
         if self.settings.model.weights is not None:
             return load_weights(self.settings.model.weights, spec)
         own = site if site is not None and self.settings.init == "own" else ""
-        return fresh(spec, self.streams.torch("init", own))
+        return self.fresh_weights(spec, "init", own)
+
+    def fresh_weights(self, spec: NetSpec, purpose: str, site: str = "") -> Weights:
+        """Random initial weights that belong to this purpose and site."""
+        return fresh(spec, self.streams.torch(purpose, site))
 
     def with_method(self, method: str, own_settings: dict[str, object]) -> Study:
         """The same study under another method, as `compare` runs it."""

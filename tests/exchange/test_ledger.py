@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tiny import SIZES, context, coordinate, federation, study, watch_bundles
+from tiny import SIZES, context, coordinate, federation, quick, study, watch_bundles
 from wardround.data.federation import Site
 from wardround.exchange.bundle import SIZE, Bundle, Envelope
 from wardround.exchange.inprocess import InProcess
@@ -80,7 +80,7 @@ def test_a_run_of_fedavg_is_counted_to_the_byte(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("name", list(known()))
 def test_every_method_is_counted_to_the_byte(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crossed = watch_bundles(monkeypatch)
-    result = coordinate(tmp_path / "run", known()[name](), rounds=1)
+    result = coordinate(tmp_path / "run", quick(name), rounds=1)
     counted = sum(total["bytes"] for total in result["ledger"]["totals"])
     assert counted == sum(len(bundle.to_bytes()) for bundle in crossed)
 

@@ -4,6 +4,8 @@ import time
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from wardround import tensorfile
@@ -11,7 +13,7 @@ from wardround.learn import evaluate
 from wardround.learn.device import Device
 from wardround.learn.evaluate import network_outputs
 from wardround.learn.pixels import normalise
-from wardround.learn.predictor import Member, Predictor, single
+from wardround.learn.predictor import UNSURE, Measure, Member, Predictor, confidence, single
 from wardround.models import NetSpec, Weights, build, fresh, names
 
 CPU = torch.device("cpu")
@@ -93,12 +95,82 @@ def test_the_log_prior_is_added() -> None:
     assert found.flatten().tolist() == pytest.approx([math.log(0.125), math.log(0.375)])
 
 
+def test_the_members_own_priors_are_divided_out() -> None:
+    """(0.8, 0.2) over (0.8, 0.2) is (1, 1) and so (0.5, 0.5); (0.6, 0.2) over (3, 1) is (0.5, 0.5) as logits are."""
+    logits = [torch.tensor([[0.8, 0.2]]).log(), torch.tensor([[0.6, 0.2]]).log()]
+    priors = torch.tensor([[0.8, 0.2], [3.0, 1.0]], dtype=torch.float64).log()
+    found = panel(2, combine="softmax", member_log_prior=priors).combined(logits, 1)
+    assert torch.allclose(found.exp(), torch.tensor([[0.5, 0.5]]))
+    assert torch.allclose(panel(2, member_log_prior=torch.stack([A[0], B[0]])).combined([A, B], 2)[0], torch.zeros(2))
+
+
 @pytest.mark.parametrize("n", [0, 1, 3])
 def test_a_prior_alone_is_a_constant_predictor(n: int) -> None:
     constant = Predictor(3, log_prior=torch.tensor([0.1, 0.7, 0.2]).log())
     scores = constant.scores(pixels(n), Device(CPU, 2))
     assert scores.shape == (n, 3)
     assert scores.argmax(1).tolist() == [1] * n
+
+
+# Members weighed image by image ---------------------------------------------------------------------------------------
+
+
+def probabilities(predictor: Predictor, *members: list[list[float]]) -> Tensor:
+    """What a predictor makes of members that have these probabilities."""
+    return predictor.combined([torch.tensor(p).log() for p in members], len(members[0])).softmax(dim=1)
+
+
+def test_a_wide_margin_counts_more() -> None:
+    """Margins 0.2 and 0.8: 0.2·0.6 + 0.8·0.1 = 0.2. Of the second image 0.6 and 0.2: 0.75·0.8 + 0.25·0.4 = 0.7."""
+    found = probabilities(panel(2, combine="margin"), [[0.6, 0.4], [0.8, 0.2]], [[0.1, 0.9], [0.4, 0.6]])
+    assert torch.allclose(found, torch.tensor([[0.2, 0.8], [0.7, 0.3]]))
+
+
+def test_a_large_maximum_counts_more() -> None:
+    """0.6 to 0.9 are shares of 0.4 and 0.6: 0.4·0.6 + 0.6·0.1 = 0.3."""
+    found = probabilities(panel(2, combine="maximum"), [[0.6, 0.4]], [[0.1, 0.9]])
+    assert torch.allclose(found, torch.tensor([[0.3, 0.7]]))
+
+
+def test_a_small_entropy_counts_more() -> None:
+    """Of four classes two alike: 1 − log 2 / log 4 = 1/2; a certain one: 1. So 1/3·1/2 + 2/3·1 = 5/6."""
+    four = Predictor(4, panel(2).members, combine="entropy")
+    found = probabilities(four, [[0.5, 0.5, 0.0, 0.0]], [[1.0, 0.0, 0.0, 0.0]])
+    assert torch.allclose(found, torch.tensor([[5 / 6, 1 / 6, 0.0, 0.0]]))
+
+
+def test_trust_and_confidence_multiply() -> None:
+    """Margins 0.2 and 0.8 with trust 4 to 1 are equal shares."""
+    found = probabilities(panel(2, combine="margin", trust=torch.tensor([4.0, 1.0])), [[0.6, 0.4]], [[0.1, 0.9]])
+    assert torch.allclose(found, torch.tensor([[0.35, 0.65]]))
+
+
+@pytest.mark.parametrize("measure", ["entropy", "margin"])
+def test_who_is_not_sure_at_all_is_not_heard_beside_one_who_is(measure: Measure) -> None:
+    found = probabilities(panel(2, combine=measure), [[0.5, 0.5]], [[0.1, 0.9]])
+    assert torch.allclose(found, torch.tensor([[0.1, 0.9]]), atol=1e-5)
+
+
+def test_members_of_whom_none_is_sure_vote_alike() -> None:
+    three = Predictor(3, panel(2).members, combine="margin")
+    found = probabilities(three, [[0.5, 0.5, 0.0]], [[0.0, 0.5, 0.5]])
+    assert torch.allclose(found, torch.tensor([[0.25, 0.5, 0.25]]))
+
+
+@given(st.integers(0, 2**32), st.integers(2, 6), st.sampled_from(["entropy", "margin", "maximum"]))
+@settings(deadline=None, max_examples=25)
+def test_confidence_lies_between_unsure_and_one_and_the_mean_between_the_members(
+    seed: int, classes: int, measure: Measure
+) -> None:
+    logits = torch.randn(3, 5, classes, generator=torch.Generator().manual_seed(seed)) * 4
+    softmax = logits.softmax(dim=2)
+    sure = confidence(softmax, measure)
+    assert sure.shape == (3, 5)
+    assert bool(((sure >= UNSURE) & (sure <= 1 + 1e-6)).all())
+    found = Predictor(classes, panel(3).members, measure).combined(list(logits), 5).exp()
+    assert bool((found <= softmax.amax(dim=0) + 1e-6).all())
+    assert bool((found >= softmax.amin(dim=0) - 1e-6).all())
+    assert torch.allclose(found.sum(dim=1), torch.ones(5), atol=1e-5)
 
 
 # Members are networks -------------------------------------------------------------------------------------------------
@@ -221,8 +293,16 @@ def round_trip(predictor: Predictor) -> Predictor:
         ),
         Predictor(4, log_prior=torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log()),
         Predictor(4),
+        Predictor(2, (Member(BN, weights(BN, 1)), Member(PLAIN, weights(PLAIN, 2))), "entropy"),
+        Predictor(
+            2,
+            (Member(PLAIN, weights(PLAIN, 2)), Member(PLAIN, weights(PLAIN, 3))),
+            "softmax",
+            torch.tensor([[1.0, 0.0], [2.0, 3.0]]),
+            member_log_prior=torch.tensor([[0.1, 0.9], [0.5, 0.5]], dtype=torch.float64).log(),
+        ),
     ],
-    ids=["single", "softmax", "panel", "prior", "nothing"],
+    ids=["single", "softmax", "panel", "prior", "nothing", "confidence", "priors"],
 )
 def test_a_predictor_survives_a_file(predictor: Predictor) -> None:
     loaded, images, device = round_trip(predictor), pixels(6), Device(CPU, 1)
@@ -232,15 +312,17 @@ def test_a_predictor_survives_a_file(predictor: Predictor) -> None:
     assert tensorfile.to_bytes(*loaded.parts()) == tensorfile.to_bytes(*predictor.parts())
 
 
-def test_identity_is_that_of_the_tensors() -> None:
+def test_identity_is_that_of_the_networks_tensors_and_of_the_values_beside_them() -> None:
     held, prior = weights(BN, 1), torch.zeros(2)
     one = Predictor(2, (Member(BN, held),), log_prior=prior)
-    assert one.identity() == Predictor(2, (Member(BN, dict(reversed(held.items()))),), log_prior=prior).identity()
+    again = Predictor(2, (Member(BN, dict(reversed(held.items()))),), log_prior=prior.clone())
+    assert one.identity() == again.identity()
     others = [
         Predictor(2, (Member(BN, held),)),
-        Predictor(2, (Member(BN, held),), log_prior=prior.clone()),
+        Predictor(2, (Member(BN, held),), log_prior=torch.tensor([0.0, 1.0])),
+        Predictor(2, (Member(BN, held),), member_log_prior=prior),
         Predictor(2, (Member(BN, held),), "softmax", log_prior=prior),
         Predictor(2, (Member(BN, held),) * 2, log_prior=prior),
         Predictor(2, (Member(BN, {name: t.clone() for name, t in held.items()}),), log_prior=prior),
     ]
-    assert len({one.identity(), *(other.identity() for other in others)}) == 6
+    assert len({one.identity(), *(other.identity() for other in others)}) == 7

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tiny import CLASSES, SIZES, federation, give_tiny_data, partition, settings
+from tiny import CLASSES, QUICK, SIZES, federation, give_tiny_data, partition, settings
 from wardround import run
 from wardround.errors import BadInput
 from wardround.methods.registry import known
@@ -23,7 +23,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def finished(path: Path, **changes: Any) -> dict[str, Any]:
-    run.begin_run(settings(**changes), path, Silent()).finish()
+    own = {"set": QUICK.get(str(changes.get("method")), {})}
+    run.begin_run(settings(**{**own, **changes}), path, Silent()).finish()
     read: dict[str, Any] = json.loads((path / "result.json").read_text())
     return read
 

@@ -21,7 +21,8 @@ from wardround.learn.device import Device
 from wardround.learn.fit import Fit, Fitted
 from wardround.learn.predictor import Predictor
 from wardround.methods.state import State
-from wardround.models import Weights, spec_layout
+from wardround.models import NetSpec, Weights, spec_layout
+from wardround.progress import NO_PROGRESS, Silent
 from wardround.settings import Frozen
 from wardround.streams import Streams
 from wardround.study import Study
@@ -49,6 +50,7 @@ class Context:
     round: int
     device: Device
     train: Callable[[list[Fit]], list[Fitted]]
+    progress: Silent = NO_PROGRESS
 
     @property
     def streams(self) -> Streams:
@@ -120,8 +122,13 @@ class Method(ABC):
 
 
 def split_groups(ctx: Context, site: str, weights: Weights) -> dict[str, dict[str, Tensor]]:
-    """A network's tensors in the three groups of rule 5: parameters, statistics, counters."""
-    layout = spec_layout(ctx.study.spec(site))
+    """The tensors of a site's network in the three groups of rule 5: parameters, statistics, counters."""
+    return layout_groups(ctx.study.spec(site), weights)
+
+
+def layout_groups(spec: NetSpec, weights: Weights) -> dict[str, dict[str, Tensor]]:
+    """The tensors of any network in the same three groups."""
+    layout = spec_layout(spec)
     groups: dict[str, dict[str, Tensor]] = {}
     for name, tensor in weights.items():
         groups.setdefault(layout.groups[name], {})[name] = tensor

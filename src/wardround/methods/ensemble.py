@@ -3,10 +3,13 @@
 What one-shot papers distil from, as a predictor of its own: the bar for any coordinator that makes one model out of
 many. Its price is that every site downloads every other site's model, and that all of them run at every prediction.
 Sites may use different architectures.
+
+`Panel` is what the ensembles share: they differ in how the models' votes count.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -25,12 +28,12 @@ from wardround.study import Study
 KINDS = (PARAMETERS, STATISTICS, COUNTERS)
 
 
-class Ensemble(OneShot):
-    """The mean of the sites' logits."""
+class Panel(OneShot):
+    """Every site's model, kept by the coordinator and taken home by all; a subclass says how they combine."""
 
-    name = "ensemble"
-    paper = "the logit-mean ensemble of one-shot FL"
-    summary = "every site's model kept, the mean of their logits decides"
+    @abstractmethod
+    def predictor(self, ctx: Context, state: State) -> Predictor:
+        """The panel, made from the state that `absorb` gave or `delivered_state` gives back."""
 
     def payload(self, study: Study, site: str) -> Payload:
         """Up one network, home all of them but those of sites that could not train."""
@@ -59,20 +62,32 @@ class Ensemble(OneShot):
         return {site: ctx.bundle("delivery", site, groups) for site in ctx.study.sites}
 
     def personal(self, ctx: Context, site: Site, delivered: Bundle, memory: State) -> Work[Predictor]:
-        """The whole ensemble, rebuilt from what was delivered."""
+        """The shared panel, rebuilt from what was delivered."""
+        return self.predictor(ctx, self.delivered_state(delivered))
+        yield  # a Work that asks for no fit
+
+    def delivered_state(self, delivered: Bundle) -> State:
+        """At a site, the inverse of `deliver`: the models by their sites."""
         models: dict[str, dict[str, Tensor]] = {}
         for kind in KINDS:
             for path, tensor in delivered.group(kind).items():
                 sender, _, name = path.partition("/")
                 models.setdefault(sender, {})[name] = tensor
-        return _mean_of_logits(ctx.study, models)
-        yield  # a Work that asks for no fit
-
-    def predictor(self, ctx: Context, state: State) -> Predictor | None:
-        """The same ensemble is the shared model."""
-        return _mean_of_logits(ctx.study, state.groups)
+        return State(models)
 
 
-def _mean_of_logits(study: Study, models: Mapping[str, Mapping[str, Tensor]]) -> Predictor:
-    members = tuple(Member(study.spec(sender), dict(models[sender])) for sender in sorted(models))
-    return Predictor(len(study.classes), members)
+class Ensemble(Panel):
+    """The mean of the sites' logits."""
+
+    name = "ensemble"
+    paper = "the logit-mean ensemble of one-shot FL"
+    summary = "every site's model kept, the mean of their logits decides"
+
+    def predictor(self, ctx: Context, state: State) -> Predictor:
+        """Every vote counts the same."""
+        return Predictor(len(ctx.study.classes), panel_members(ctx.study, state))
+
+
+def panel_members(study: Study, state: State) -> tuple[Member, ...]:
+    """The kept networks, in the order of their sites' names."""
+    return tuple(Member(study.spec(sender), dict(state.groups[sender])) for sender in sorted(state.groups))

@@ -1,0 +1,142 @@
+"""The student: the distillation loss by hand, SGD written out, and a state that continues exactly."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from wardround.methods.state import State
+from wardround.models import NetSpec, fresh
+from wardround.synthesis.student import Student, distillation
+
+CPU = torch.device("cpu")
+SPEC = NetSpec("small", 3, 4, 8, width=2)
+
+
+def student(momentum: float = 0.9, decay: float = 5e-4, spec: NetSpec = SPEC) -> Student:
+    return Student(spec, fresh(spec, torch.Generator().manual_seed(0)), CPU, momentum, decay)
+
+
+def batch(seed: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(5, 3, 8, 8, generator=draw), torch.randn(5, 4, generator=draw)
+
+
+def step(of: Student, seed: int, rate: float = 0.05) -> None:
+    pixels, target = batch(seed)
+    of.learn(distillation(target, of.logits(pixels), 2.0), rate)
+
+
+# Eq. 2 and 4 ----------------------------------------------------------------------------------------------------------
+
+
+def test_distillation_of_two_classes_by_hand() -> None:
+    """T = 2: teacher (2 ln 3, 0) is (3/4, 1/4), student (0, 0) is (1/2, 1/2). KL = 3/4 ln 3/2 + 1/4 ln 1/2, times 4.
+
+    Gradient: T·(q − p) = 2·(1/2 − 3/4) = −1/2 for the class the teacher prefers, +1/2 for the other.
+    """
+    teacher = torch.tensor([[2 * math.log(3), 0.0]])
+    own = torch.zeros(1, 2, requires_grad=True)
+    loss = distillation(teacher, own, 2.0)
+    assert loss.item() == pytest.approx(4 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5)), rel=1e-5)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert own.grad is not None
+    assert own.grad.flatten().tolist() == pytest.approx([-0.5, 0.5])
+
+
+def test_distillation_is_the_mean_over_the_batch() -> None:
+    teacher = torch.tensor([[2 * math.log(3), 0.0], [1.0, 1.0]])
+    one = distillation(teacher[:1], torch.zeros(1, 2), 2.0)
+    assert distillation(teacher, torch.zeros(2, 2), 2.0).item() == pytest.approx(one.item() / 2)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 20.0])
+def test_equal_logits_have_nothing_to_learn(temperature: float) -> None:
+    logits = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    assert distillation(logits, logits, temperature).item() == pytest.approx(0.0, abs=1e-5)
+    shifted = logits + 3.0  # softmax does not see a constant
+    assert distillation(logits, shifted, temperature).item() == pytest.approx(0.0, abs=1e-4)
+
+
+def test_the_direction_is_from_teacher_to_student() -> None:
+    """KL is not symmetric: a student that rules out what the teacher holds possible pays more than the reverse."""
+    sure, open_ = torch.tensor([[8.0, 0.0]]), torch.tensor([[0.0, 0.0]])
+    assert distillation(open_, sure, 1.0) > 2 * distillation(sure, open_, 1.0)
+
+
+def test_the_gradient_hardly_depends_on_a_high_temperature() -> None:
+    """The factor T²: for large T the loss is ‖Δ‖² / 2C of centred logits: (3² + 3²) / 4 = 4.5."""
+    teacher, own = torch.tensor([[6.0, 0.0]]), torch.zeros(1, 2)
+    assert distillation(teacher, own, 1000.0).item() == pytest.approx(18 / 4, rel=1e-2)
+
+
+# Learning -------------------------------------------------------------------------------------------------------------
+
+
+def test_three_steps_of_sgd_written_out() -> None:
+    """v ← m·v + g + d·w, w ← w − r·v, with a rate of its own for each step."""
+    of, plain = student(0.8, 0.01), student(0.0, 0.0)
+    velocity = {name: torch.zeros_like(p) for name, p in plain.net.named_parameters()}
+    for seed, rate in enumerate((0.1, 0.05, 0.2)):
+        step(of, seed, rate)
+        pixels, target = batch(seed)
+        parameters = dict(plain.net.named_parameters())
+        gradients = torch.autograd.grad(distillation(target, plain.logits(pixels), 2.0), list(parameters.values()))
+        with torch.no_grad():
+            for (name, p), gradient in zip(parameters.items(), gradients, strict=True):
+                velocity[name] = 0.8 * velocity[name] + gradient + 0.01 * p
+                p -= rate * velocity[name]
+    for name, tensor in plain.weights().items():
+        torch.testing.assert_close(of.weights()[name], tensor, rtol=1e-4, atol=1e-5)
+    for name, tensor in velocity.items():
+        torch.testing.assert_close(of.momentum()[name], tensor, rtol=1e-4, atol=1e-4)
+
+
+def test_a_student_learns_its_teacher() -> None:
+    of = student()
+    pixels, target = batch(0)
+    first = distillation(target, of.logits(pixels), 2.0)
+    for _ in range(40):
+        of.learn(distillation(target, of.logits(pixels), 2.0), 0.02)
+    assert distillation(target, of.logits(pixels), 2.0) < 0.3 * first
+
+
+def test_it_trains_in_training_mode_and_counts_its_batches() -> None:
+    of = student()
+    step(of, 0)
+    assert of.weights()["stages.conv1.2.num_batches_tracked"].item() == 1
+
+
+def test_what_is_given_out_is_a_copy() -> None:
+    of = student()
+    assert of.momentum() == {}
+    step(of, 0)
+    weights, momentum = of.weights(), of.momentum()
+    kept = {name: t.clone() for name, t in weights.items()}, {name: t.clone() for name, t in momentum.items()}
+    assert set(momentum) == {name for name, _ in of.net.named_parameters()}
+    step(of, 1)
+    assert all(torch.equal(weights[name], t) for name, t in kept[0].items())
+    assert all(torch.equal(momentum[name], t) for name, t in kept[1].items())
+    assert not torch.equal(of.momentum()["head.weight"], momentum["head.weight"])
+
+
+@pytest.mark.parametrize("spec", [SPEC, NetSpec("wrn16-2", 3, 4, 8, width=2), NetSpec("cnn4", 3, 4, 8, width=2)])
+@pytest.mark.parametrize("filed", [False, True], ids=["in memory", "from a file"])
+def test_a_restored_student_continues_exactly(spec: NetSpec, filed: bool) -> None:
+    """A file keeps no memory layout, and the optimiser's fused step must still pair each weight with its own buffer."""
+    of = student(spec=spec)
+    for seed in range(3):
+        step(of, seed)
+    state = State({"weights": of.weights(), "momentum": of.momentum()})
+    if filed:
+        state = State.from_bytes(state.to_bytes())
+    kept = {name: tensor.clone() for name, tensor in state.groups["momentum"].items()}
+    other = Student(spec, dict(state.groups["weights"]), CPU, 0.9, 5e-4)
+    other.restore_momentum(state.groups["momentum"])
+    for seed in range(3, 6):
+        step(of, seed)
+        step(other, seed)
+    assert all(torch.equal(other.weights()[name], tensor) for name, tensor in of.weights().items())
+    assert all(torch.equal(other.momentum()[name], tensor) for name, tensor in of.momentum().items())
+    assert all(torch.equal(state.groups["momentum"][name], tensor) for name, tensor in kept.items())
