@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TypeAlias, cast
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from wardround.errors import BadInput
@@ -24,6 +25,20 @@ class GlobalPool(nn.Module):
     def forward(self, maps: Tensor) -> Tensor:
         """Average every map to one number."""
         return maps.mean(dim=(2, 3))
+
+
+def activate(norm: nn.Module, maps: Tensor, shortcut: Tensor | None = None) -> Tensor:
+    """relu(norm(maps) + shortcut), in place where it can be.
+
+    Written once for all blocks, because a stand-in for the norm (synthesis has one) may do all of it in one pass.
+    """
+    at_once = getattr(norm, "activate", None)
+    if at_once is not None:
+        return cast(Tensor, at_once(maps, shortcut))
+    normed: Tensor = norm(maps)
+    if shortcut is not None:
+        normed += shortcut
+    return F.relu_(normed)
 
 
 class StagedNet(nn.Module):

@@ -112,7 +112,6 @@ class _Kind:
     make: Callable[[NetSpec, int], StagedNet]
     width: int
     smallest: int
-    he_normal: bool  # convolutions drawn from He's normal, as the networks' authors do; else PyTorch's own draw
     stems: tuple[str, ...] = ()
 
 
@@ -121,7 +120,7 @@ def _resnet_kind(depth: int, what: str) -> _Kind:
         return resnet(depth, spec.channels, spec.classes, width, spec.stem or STEMS[0])
 
     info = ModelInfo(f"resnet{depth}", what, "He et al., CVPR 2016")
-    return _Kind(info, make, width=64, smallest=8, he_normal=True, stems=STEMS)
+    return _Kind(info, make, width=64, smallest=8, stems=STEMS)
 
 
 def _vgg_kind(depth: int, source: str) -> _Kind:
@@ -129,7 +128,7 @@ def _vgg_kind(depth: int, source: str) -> _Kind:
         return vgg(depth, spec.channels, spec.classes, width)
 
     info = ModelInfo(f"vgg{depth}", "plain 3×3 convolutions with batch norm, no shortcuts", source)
-    return _Kind(info, make, width=64, smallest=16, he_normal=True)
+    return _Kind(info, make, width=64, smallest=16)
 
 
 _KINDS = {
@@ -140,14 +139,12 @@ _KINDS = {
             lambda spec, width: small(spec.channels, spec.classes, width),
             width=16,
             smallest=4,
-            he_normal=False,
         ),
         _Kind(
             ModelInfo("cnn4", "two 5×5 convolutions and a hidden layer; no batch norm", "FedKPer's public code"),
             lambda spec, width: cnn4(spec.channels, spec.classes, spec.size, width),
             width=32,
             smallest=4,
-            he_normal=False,
         ),
         _resnet_kind(18, "the network of FedISCA and FedBiCross"),
         _resnet_kind(34, "a deeper ResNet-18"),
@@ -157,7 +154,6 @@ _KINDS = {
             lambda spec, width: wrn16_2(spec.channels, spec.classes, width),
             width=16,
             smallest=4,
-            he_normal=True,
         ),
         _vgg_kind(8, "the VGG of knowledge-distillation work, after Simonyan & Zisserman, ICLR 2015"),
         _vgg_kind(11, "Simonyan & Zisserman, ICLR 2015"),
@@ -192,13 +188,15 @@ def build(spec: NetSpec) -> StagedNet:
 
 
 def fresh(spec: NetSpec, generator: torch.Generator) -> Weights:
-    """Initial weights, drawn from `generator` alone, layer after layer in the order of the network."""
+    """Initial weights, drawn from `generator` alone, layer after layer in the order of the network.
+
+    As PyTorch draws them, which the public code of FedISCA, DENSE and FedKPer leaves as it is. He's normal draw, six
+    times the variance, trains as well, but batch norm hides its scale from everything but an inversion: the distances
+    of batch-norm statistics (FedISCA Eq. 6) are then several times as large beside the other terms.
+    """
     net = build(spec)
-    he_normal = _kind(spec.name).he_normal
     for layer in net.modules():
-        if isinstance(layer, nn.Conv2d) and he_normal:
-            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu", generator=generator)
-        elif isinstance(layer, nn.Conv2d | nn.Linear):
+        if isinstance(layer, nn.Conv2d | nn.Linear):
             _draw_as_pytorch_does(layer, generator)
     return dict(net.state_dict())
 

@@ -9,9 +9,8 @@ variant that most published weights use. Layers inside a stage have the names th
 from collections import OrderedDict
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from wardround.models.net import GlobalPool, StagedNet
+from wardround.models.net import GlobalPool, StagedNet, activate
 
 STEMS = ("small", "imagenet")
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
@@ -48,10 +47,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The rectified sum of both branches."""
-        h = F.relu_(self.bn1(self.conv1(x)))
-        h = self.bn2(self.conv2(h))
-        h += x if self.downsample is None else self.downsample(x)
-        return F.relu_(h)
+        h = activate(self.bn1, self.conv1(x))
+        return activate(self.bn2, self.conv2(h), x if self.downsample is None else self.downsample(x))
 
 
 class BottleneckBlock(nn.Module):
@@ -72,11 +69,9 @@ class BottleneckBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The rectified sum of both branches."""
-        h = F.relu_(self.bn1(self.conv1(x)))
-        h = F.relu_(self.bn2(self.conv2(h)))
-        h = self.bn3(self.conv3(h))
-        h += x if self.downsample is None else self.downsample(x)
-        return F.relu_(h)
+        h = activate(self.bn1, self.conv1(x))
+        h = activate(self.bn2, self.conv2(h))
+        return activate(self.bn3, self.conv3(h), x if self.downsample is None else self.downsample(x))
 
 
 def _stem(kind: str, channels: int, width: int) -> nn.Sequential:

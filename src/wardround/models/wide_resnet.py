@@ -1,9 +1,8 @@
 """WRN-16-2: a wide residual network with pre-activation (Zagoruyko & Komodakis 2016, arXiv:1605.07146)."""
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from wardround.models.net import GlobalPool, StagedNet
+from wardround.models.net import GlobalPool, StagedNet, activate
 
 DEPTH, WIDENING = 16, 2
 
@@ -45,6 +44,6 @@ class PreActivationBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum of both branches, not activated."""
-        active = F.relu_(self.bn1(x))
-        h: Tensor = self.conv2(F.relu_(self.bn2(self.conv1(active))))
+        active = activate(self.bn1, x)
+        h: Tensor = self.conv2(activate(self.bn2, self.conv1(active)))
         return h.add_(x if self.shortcut is None else self.shortcut(active))
