@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from wardround.models import NetSpec, fresh
-from wardround.synthesis.bilevel import Lesson, bilevel_update, inner_update, recalibrate, sampled_steps
+from wardround.synthesis.bilevel import Lesson, bilevel_update, inner_update, sampled_steps
 from wardround.synthesis.student import Student, distillation
 
 SPEC = NetSpec("small", 3, 4, 8, width=2)
@@ -24,12 +24,16 @@ def lessons(count: int, images: int = 5, noise: float = 0.3) -> list[Lesson]:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=draw, dtype=torch.float64)
 
-    return [Lesson(normal(images, 3, 8, 8), normal(images, 4), normal(images, 4), noise, 4.0) for _ in range(count)]
+    left = torch.tensor(noise, dtype=torch.float64)
+    return [Lesson(normal(images, 3, 8, 8), normal(images, 4), normal(images, 4), left) for _ in range(count)]
 
 
 def double_student(momentum: float = 0.9, decay: float = 5e-4) -> Student:
     student = Student(SPEC, fresh(SPEC, torch.Generator().manual_seed(1)), CPU, momentum, decay)
     student.net.double()
+    for kept in student.optimiser.state.values():
+        kept["momentum_buffer"] = kept["momentum_buffer"].double()
+    student.set_rate(RATE)
     return student
 
 
@@ -37,7 +41,7 @@ def test_the_loss_mixes_both_teachers_by_the_noise_left() -> None:
     (lesson,), student = lessons(1, noise=0.25), double_student()
     logits = student.logits(lesson.images)
     adapted, original = (distillation(t, logits, 4.0) for t in (lesson.adapted, lesson.original))
-    torch.testing.assert_close(lesson.loss(student), 0.25 * adapted + 0.75 * original)
+    torch.testing.assert_close(lesson.loss(student, 4.0), 0.25 * adapted + 0.75 * original)
 
 
 def test_the_weights_gradient_is_autograd_through_the_step() -> None:
@@ -45,13 +49,13 @@ def test_the_weights_gradient_is_autograd_through_the_step() -> None:
     *training, validation = lessons(4)
     weights = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
     student = double_student()
-    inner_update(student, training, torch.ones(3, dtype=torch.float64), RATE)  # so that there is momentum
+    inner_update(student, training, torch.ones(3, dtype=torch.float64), 4.0)  # so that there is momentum
     start = {name: p.detach().clone().requires_grad_() for name, p in student.net.named_parameters()}
     momentum = student.momentum()
 
     def loss(parameters: dict[str, Tensor], lesson: Lesson) -> Tensor:
         logits = functional_call(student.net, parameters, (lesson.images,))
-        far, near = (distillation(t, logits, lesson.temperature) for t in (lesson.adapted, lesson.original))
+        far, near = (distillation(t, logits, 4.0) for t in (lesson.adapted, lesson.original))
         return lesson.noise * far + (1 - lesson.noise) * near
 
     free = weights.clone().requires_grad_()
@@ -63,7 +67,7 @@ def test_the_weights_gradient_is_autograd_through_the_step() -> None:
     }
     (expected,) = torch.autograd.grad(loss(after, validation), free)
 
-    found = bilevel_update(student, training, validation, weights, RATE)
+    found = bilevel_update(student, training, validation, weights, 4.0)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
     assert float(expected.abs().min()) > 1e-6
     for name, parameter in student.net.named_parameters():
@@ -75,8 +79,8 @@ def test_both_ways_to_take_the_inner_step_are_one() -> None:
     weights = torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64)
     one, other = double_student(), double_student()
     for _ in range(3):
-        inner_update(one, training, weights, RATE)
-        bilevel_update(other, training, validation, weights, RATE)
+        inner_update(one, training, weights, 4.0)
+        bilevel_update(other, training, validation, weights, 4.0)
     for a, b in zip(one.net.parameters(), other.net.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
@@ -84,8 +88,8 @@ def test_both_ways_to_take_the_inner_step_are_one() -> None:
 def test_validation_leaves_the_running_statistics_alone() -> None:
     *training, validation = lessons(3)
     one, other = double_student(), double_student()
-    bilevel_update(one, training, validation, torch.tensor([0.5, 0.5]), RATE)
-    bilevel_update(other, training, validation._replace(images=validation.images * 9), torch.tensor([0.5, 0.5]), RATE)
+    bilevel_update(one, training, validation, torch.tensor([0.5, 0.5]), 4.0)
+    bilevel_update(other, training, validation._replace(images=validation.images * 9), torch.tensor([0.5, 0.5]), 4.0)
     for (name, a), b in zip(one.net.named_buffers(), other.net.buffers(), strict=True):
         assert torch.equal(a, b)
         assert int(a) == 2 if name.endswith("tracked") else bool(a.any())
@@ -105,16 +109,3 @@ def test_every_step_of_an_interval_can_be_drawn() -> None:
     drawn = [sampled_steps(10, 3, torch.Generator().manual_seed(seed)) for seed in range(60)]
     assert set().union(*drawn) == set(range(1, 11))
     assert sampled_steps(6, 6, torch.Generator()) == {1, 2, 3, 4, 5, 6}
-
-
-def test_recalibrated_statistics_are_the_mean_over_the_batches() -> None:
-    net = double_student().net
-    first = next(iter(net.modules()))
-    batches = [lesson.images for lesson in lessons(2)]
-    layer = next(m for m in first.modules() if isinstance(m, torch.nn.BatchNorm2d))
-    seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].mean(dim=(0, 2, 3))))
-    recalibrate(net, batches)
-    hook.remove()
-    torch.testing.assert_close(layer.running_mean, (seen[0] + seen[1]) / 2)
-    assert layer.momentum == 0.1

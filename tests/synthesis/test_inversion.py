@@ -11,7 +11,14 @@ from torch import Tensor
 from wardround.errors import RunFailed
 from wardround.learn.predictor import Member
 from wardround.models import NetSpec, fresh
-from wardround.synthesis.inversion import Inversion, Iterate, balanced_labels, inversion_loss, invert, total_variation
+from wardround.synthesis.inversion import (
+    Inversion,
+    Iterate,
+    Synthesis,
+    balanced_labels,
+    inversion_loss,
+    total_variation,
+)
 from wardround.synthesis.teachers import Teachers, View
 
 CPU = torch.device("cpu")
@@ -25,7 +32,7 @@ def teachers(count: int = 2, channels: int = 3) -> Teachers:
 def trajectory(of: Teachers, seed: int = 0, channels: int = 3, **changes: Any) -> list[Iterate]:
     how = Inversion(**{"steps": 4, "batch": 6, **changes})
     draw = torch.Generator().manual_seed(seed)
-    return list(invert(of, balanced_labels(how.batch, 4), (channels, 8, 8), how, draw))
+    return list(Synthesis(of, balanced_labels(how.batch, 4), (channels, 8, 8), how).trajectory(draw))
 
 
 def noise(seed: int = 0, channels: int = 3) -> Tensor:
@@ -97,7 +104,7 @@ def test_global_randomness_is_neither_read_nor_moved() -> None:
 
 def test_iterates_are_copies() -> None:
     how = Inversion(steps=3, batch=6)
-    walk = invert(teachers(), balanced_labels(6, 4), (3, 8, 8), how, torch.Generator().manual_seed(0))
+    walk = Synthesis(teachers(), balanced_labels(6, 4), (3, 8, 8), how).trajectory(torch.Generator().manual_seed(0))
     first = next(walk)
     kept = first.images.clone()
     second = next(walk)
@@ -176,6 +183,6 @@ def test_one_channel() -> None:
 
 
 def test_a_synthesis_that_diverges_says_what_to_do() -> None:
-    with pytest.raises(RunFailed, match=r"the synthesis diverged: .* use a smaller synthesis") as caught:
+    with pytest.raises(RunFailed, match=r"the synthesis diverged at step 4: .* use a smaller synthesis_lr") as caught:
         trajectory(teachers(), lr=1e30)
     assert "\n" not in str(caught.value)

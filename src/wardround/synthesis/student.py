@@ -10,6 +10,7 @@ from torch import Tensor
 
 from wardround.learn import nets
 from wardround.models import NetSpec, Weights, build
+from wardround.synthesis.teachers import Precision
 
 
 def distillation(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
@@ -29,47 +30,71 @@ def distillation(teacher: Tensor, student: Tensor, temperature: float) -> Tensor
 class Student:
     """A network in training at the coordinator; `weights` and `momentum` are its whole state."""
 
-    def __init__(self, spec: NetSpec, weights: Weights, device: torch.device, momentum: float, decay: float) -> None:
+    def __init__(
+        self,
+        spec: NetSpec,
+        weights: Weights,
+        device: torch.device,
+        momentum: float,
+        decay: float,
+        precision: Precision = "fp32",
+    ) -> None:
         self.net = build(spec).to(device)
         self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         nets.load(self.net, weights)
         self.net.train()
+        self.bf16 = precision == "bf16"
+        self.rate = torch.zeros((), device=device)  # on the device, so that a captured step sees it change
+        self._rate = 0.0
         self.optimiser = torch.optim.SGD(
-            self.net.parameters(), lr=0.0, momentum=momentum, weight_decay=decay, fused=True
+            self.net.parameters(), lr=self.rate, momentum=momentum, weight_decay=decay, fused=True
         )
+        if momentum > 0:  # made here, so that a captured step finds it where it will always be
+            for parameter in self.net.parameters():
+                buffer = torch.zeros_like(parameter, requires_grad=False)
+                self.optimiser.state[parameter]["momentum_buffer"] = buffer
 
     def logits(self, pixels: Tensor) -> Tensor:
-        """What the student says, in training mode."""
-        return self.net(pixels)  # type: ignore[no-any-return]
+        """What the student says, in training mode; never in bf16, whatever it was worked out in."""
+        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+            found: Tensor = self.net(pixels)
+        return found.float() if self.bf16 else found
 
-    def learn(self, loss: Tensor, rate: float) -> None:
-        """One step down the loss."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
+    def set_rate(self, rate: float) -> None:
+        """The learning rate from now on; not within a captured step."""
+        if rate != self._rate:
+            self._rate = rate
+            self.rate.fill_(rate)
+
+    def step(self, loss: Tensor) -> None:
+        """One step down the loss, at the rate that was set."""
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
+
+    def learn(self, loss: Tensor, rate: float) -> None:
+        """One step down the loss at this rate."""
+        self.set_rate(rate)
+        self.step(loss)
 
     def weights(self) -> Weights:
         """A copy of the network's tensors."""
         return nets.read(self.net)
 
     def momentum(self) -> dict[str, Tensor]:
-        """A copy of the optimiser's buffers, by parameter name; empty before the first step."""
-        state = self.optimiser.state
-        return {
-            name: state[parameter]["momentum_buffer"].detach().clone()
-            for name, parameter in self.net.named_parameters()
-            if state.get(parameter, {}).get("momentum_buffer") is not None
-        }
+        """A copy of the optimiser's buffers, by parameter name."""
+        return {name: buffer.clone() for name, buffer in self._buffers().items()}
 
     def restore_momentum(self, momentum: Mapping[str, Tensor]) -> None:
-        """The inverse of `momentum`.
-
-        A buffer must lie in memory as its parameter does, which a saved one does not: the fused step goes through both
-        address by address.
-        """
-        for name, parameter in self.net.named_parameters():
+        """The inverse of `momentum`; nothing where there is none."""
+        for name, buffer in self._buffers().items():
             if name in momentum:
-                buffer = torch.empty_like(parameter, requires_grad=False).copy_(momentum[name])
-                self.optimiser.state[parameter]["momentum_buffer"] = buffer
+                buffer.copy_(momentum[name])
+
+    def _buffers(self) -> dict[str, Tensor]:
+        state = self.optimiser.state
+        return {
+            name: state[parameter]["momentum_buffer"]
+            for name, parameter in self.net.named_parameters()
+            if "momentum_buffer" in state[parameter]
+        }

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from wardround.learn import nets
 from wardround.learn.predictor import Member
+from wardround.learn.replay import each
 from wardround.models import StagedNet, build
+from wardround.synthesis.fused_norm import FusedNorm, replace_norms, widened
 
 Adaptation = Literal["ema", "batch"]
+Precision = Literal["fp32", "bf16"]
 
 
 class View(NamedTuple):
@@ -34,25 +38,71 @@ class View(NamedTuple):
         return torch.stack(self.logits).mean(dim=0)
 
 
-class Teachers:
-    """Frozen networks that answer together."""
+class Teacher:
+    """One frozen network and the stand-ins of its batch-norm layers."""
 
-    def __init__(self, members: Sequence[Member], device: torch.device) -> None:
-        self.nets = [_frozen(member, device) for member in members]
+    def __init__(self, member: Member, device: torch.device, precision: Precision) -> None:
+        self.net = _frozen(member, device, precision)
+        self.norms = replace_norms(self.net)
+        self.net.eval()
+
+    def logits(self, pixels: Tensor) -> Tensor:
+        """What it says."""
+        return widened(self.net(pixels))
+
+    def view(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and Σ_l ‖μ_l(x) − μ_l‖ + ‖σ²_l(x) − σ²_l‖ (Eq. 6).
+
+        All layers at once: a norm per layer would be some hundred kernels of a few numbers each. A distance of zero
+        has gradient zero, as a norm's.
+        """
+        variance, sum_by_layer = self._stored
+        for norm in self.norms:
+            norm.measuring = True
+        logits = self.logits(pixels)
+        for norm in self.norms:
+            norm.measuring = False
+        gaps = torch.cat([norm.moments[0] for norm in self.norms])
+        spreads = torch.cat([norm.moments[1] for norm in self.norms])
+        squares = torch.stack([gaps, spreads - variance]).square() @ sum_by_layer
+        return logits, squares.clamp_min(torch.finfo(squares.dtype).tiny).sqrt().sum()
+
+    @cached_property
+    def _stored(self) -> tuple[Tensor, Tensor]:
+        """The stored variances of all layers in a row, and a matrix that sums such a row layer by layer."""
+        variances = [norm.running_var for norm in self.norms if norm.running_var is not None]
+        owner = torch.cat([torch.full_like(v, place) for place, v in enumerate(variances)]).long()
+        row = torch.cat(variances)
+        return row, F.one_hot(owner, len(variances)).to(row.dtype)
+
+
+class Teachers:
+    """Frozen networks that answer together.
+
+    In bf16 the convolutions and the head are kept in it; batch-norm parameters and statistics, and what comes out,
+    stay float32.
+    """
+
+    def __init__(self, members: Sequence[Member], device: torch.device, precision: Precision = "fp32") -> None:
+        self.teachers = [Teacher(member, device, precision) for member in members]
+        self.bf16 = precision == "bf16"
+
+    @property
+    def nets(self) -> list[StagedNet]:
+        """The networks, in the order of the members."""
+        return [teacher.net for teacher in self.teachers]
 
     def logits(self, pixels: Tensor) -> Tensor:
         """Eq. 3, without a gradient."""
+        pixels = pixels.bfloat16() if self.bf16 else pixels
         with torch.no_grad():
-            return torch.stack([net(pixels) for net in self.nets]).mean(dim=0)
+            return torch.stack(each([partial(teacher.logits, pixels) for teacher in self.teachers])).mean(dim=0)
 
     def view(self, pixels: Tensor) -> View:
         """Logits and statistics in one pass, differentiable in the pixels."""
-        logits, gaps = [], []
-        for net in self.nets:
-            with _statistics_gap(net) as layers:
-                logits.append(net(pixels))
-            gaps.append(torch.stack(layers).sum())
-        return View(tuple(logits), tuple(gaps))
+        pixels = pixels.bfloat16() if self.bf16 else pixels
+        found = each([partial(teacher.view, pixels) for teacher in self.teachers])
+        return View(tuple(logits for logits, _ in found), tuple(gap for _, gap in found))
 
 
 class AdaptedTeachers(Teachers):
@@ -64,9 +114,14 @@ class AdaptedTeachers(Teachers):
     """
 
     def __init__(
-        self, members: Sequence[Member], device: torch.device, adaptation: Adaptation = "ema", momentum: float = 0.9
+        self,
+        members: Sequence[Member],
+        device: torch.device,
+        adaptation: Adaptation = "ema",
+        momentum: float = 0.9,
+        precision: Precision = "fp32",
     ) -> None:
-        super().__init__(members, device)
+        super().__init__(members, device, precision)
         self.adaptation = adaptation
         for layer in self._layers():
             layer.momentum = 1 - momentum
@@ -75,9 +130,9 @@ class AdaptedTeachers(Teachers):
         """Eq. 7 on one batch."""
         if self.adaptation == "batch":
             return
+        pixels = pixels.bfloat16() if self.bf16 else pixels
         with self._batch_statistics(recorded=True), torch.no_grad():
-            for net in self.nets:
-                net(pixels)
+            each([partial(net.features, pixels) for net in self.nets])
 
     def logits(self, pixels: Tensor) -> Tensor:
         """Eq. 3 with adapted statistics, without a gradient."""
@@ -102,8 +157,8 @@ class AdaptedTeachers(Teachers):
                 if buffer.is_floating_point():
                     buffer.copy_(statistics[f"{i:03d}.{name}"])
 
-    def _layers(self) -> list[_BatchNorm]:
-        return [module for net in self.nets for module in net.modules() if isinstance(module, _BatchNorm)]
+    def _layers(self) -> list[FusedNorm]:
+        return [norm for teacher in self.teachers for norm in teacher.norms]
 
     @contextmanager
     def _batch_statistics(self, recorded: bool) -> Iterator[None]:
@@ -119,26 +174,12 @@ class AdaptedTeachers(Teachers):
                 layer.track_running_stats = True
 
 
-def _frozen(member: Member, device: torch.device) -> StagedNet:
+def _frozen(member: Member, device: torch.device, precision: Precision) -> StagedNet:
     net = build(member.spec).to(device)
     net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     nets.load(net, member.weights)
+    if precision == "bf16":
+        for module in net.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.to(torch.bfloat16)
     return net.requires_grad_(False).eval()
-
-
-@contextmanager
-def _statistics_gap(net: StagedNet) -> Iterator[list[Tensor]]:
-    """Within the block, every batch-norm layer adds ‖μ(x) − μ‖ + ‖σ²(x) − σ²‖ of its input to the list (Eq. 6)."""
-    found: list[Tensor] = []
-
-    def measure(layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
-        maps = inputs[0]
-        variance, mean = torch.var_mean(maps, dim=[0, *range(2, maps.ndim)], unbiased=False)
-        found.append((mean - layer.running_mean).norm() + (variance - layer.running_var).norm())  # type: ignore[operator]
-
-    hooks = [m.register_forward_pre_hook(measure) for m in net.modules() if isinstance(m, _BatchNorm)]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -1,0 +1,106 @@
+"""Steps that recur a thousand times: on a GPU captured once in a CUDA graph and replayed.
+
+Small networks are bound by kernel launches, not by arithmetic; a replay launches all kernels of a step at once. What is
+captured must be a function of tensors that changes its state in place: no Python number that changes, no wait for the
+device, always the same shapes. The first calls run as they are and are at once the warm-up that capture needs, so
+no step is taken twice and none is lost. On a CPU a step is simply called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from wardround.learn.device import Device, worker_pool
+
+T = TypeVar("T")
+WARM_UP_CALLS = 3
+
+
+class Replay(Generic[T]):
+    """A step of tensors; call it as the function it was made from.
+
+    On a GPU the result lives in the graph's memory and is overwritten by the next call.
+    """
+
+    def __init__(self, step: Callable[..., T], device: torch.device) -> None:
+        self.step, self.device = step, device
+        self.calls = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.inputs: tuple[Tensor, ...] = ()
+        self.given: tuple[Tensor, ...] = ()
+        self.result: T
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def __call__(self, *inputs: Tensor) -> T:
+        """One step."""
+        self.start(*inputs)
+        return self.wait()
+
+    def start(self, *inputs: Tensor) -> None:
+        """Begin a step on a stream of its own; until `wait`, others may begin theirs and run beside it."""
+        if self.stream is None:
+            self.result = self.step(*inputs)
+            return
+        self.given = inputs  # or their memory might be handed out again before this stream has read them
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            self._run(inputs)
+
+    def wait(self) -> T:
+        """The result of the step that was started; what follows on the caller's stream follows it."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.stream)
+            self.given = ()
+        return self.result
+
+    def _run(self, inputs: tuple[Tensor, ...]) -> None:
+        self.calls += 1
+        if self.calls <= WARM_UP_CALLS:
+            with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+                self.result = self.step(*inputs)
+            return
+        if self.graph is None:
+            self._capture(inputs)
+        for held, given in zip(self.inputs, inputs, strict=True):
+            held.copy_(given)
+        self.graph.replay()  # type: ignore[union-attr]
+
+    def _capture(self, inputs: tuple[Tensor, ...]) -> None:
+        self.inputs = tuple(given.clone() for given in inputs)
+        self.graph = torch.cuda.CUDAGraph()
+        with (
+            torch.backends.cudnn.flags(enabled=True, benchmark=True),
+            torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"),
+        ):
+            self.result = self.step(*self.inputs)
+
+
+def each(functions: Sequence[Callable[[], T]]) -> list[T]:
+    """What independent pieces of work give: side by side in a graph that is being captured, else in turn."""
+    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        return [function() for function in functions]
+    main = torch.cuda.current_stream()
+    streams, found = [torch.cuda.Stream() for _ in functions], []  # type: ignore[no-untyped-call]
+    for function, stream in zip(functions, streams, strict=True):
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            found.append(function())
+    for stream in streams:
+        main.wait_stream(stream)
+    return found
+
+
+def together(starts: Sequence[Callable[[], None]], device: Device) -> None:
+    """Begin independent steps: on a GPU each on its stream, on a CPU in as many threads as the device has workers.
+
+    On a CPU they are done when this returns, each by one thread, so that the number of workers changes no value.
+    """
+    if device.is_cuda or device.workers == 1 or len(starts) == 1:
+        for start in starts:
+            start()
+    else:
+        list(worker_pool(device.workers).map(lambda start: start(), starts))

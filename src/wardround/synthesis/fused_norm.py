@@ -1,0 +1,144 @@
+"""Batch norm of frozen networks: norm, shortcut and ReLU in one pass, and what came in measured in the same.
+
+Inversion needs two things of every batch-norm layer: its output under stored statistics, and how far the mean and
+variance of its input are from them. Done apart, with the ReLU and the sum of a residual block, they read and write the
+feature maps many times over; on a GPU that, not the convolutions, is what a step would wait for. Here Triton kernels
+read them once each way. Elsewhere the same is done by PyTorch's own functions, which is also what the kernels are
+tested against (`tests/synthesis/test_on_gpu.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from wardround.synthesis import kernels
+
+Moments = tuple[Tensor, Tensor]  # by channel: mean and biased variance
+
+
+class FusedNorm(nn.BatchNorm2d):
+    """Stands in for a batch-norm layer whose parameters no longer learn, and shares its tensors.
+
+    `measuring`: the moments of what comes in are left in `moments`, differentiable; the mean less the stored one.
+    """
+
+    def __init__(self, layer: _BatchNorm, rectified: bool) -> None:
+        super().__init__(layer.num_features, layer.eps, layer.momentum)
+        self.weight, self.bias = layer.weight, layer.bias
+        self.running_mean, self.running_var = layer.running_mean, layer.running_var
+        self.num_batches_tracked = layer.num_batches_tracked
+        self.rectified, self.measuring = rectified, False
+        self.moments: Moments
+        self.train(layer.training)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """The norm alone, or with the ReLU that followed it."""
+        return self._norm(maps, None, self.rectified)
+
+    def activate(self, maps: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        """relu(norm(maps) + shortcut)."""
+        return self._norm(maps, shortcut, rectify=True)
+
+    def _norm(self, maps: Tensor, shortcut: Tensor | None, rectify: bool) -> Tensor:
+        mean, variance = self._statistics()
+        if kernels.can_run(maps, shortcut):
+            if self.training:
+                mean, variance = self._batch_moments(maps)
+            normed, *moments = _Fused.apply(  # type: ignore[no-untyped-call]
+                maps, shortcut, self.weight, self.bias, mean, variance, self.eps, rectify, self.measuring
+            )
+        else:
+            normed = super().forward(maps)
+            normed = normed if shortcut is None else normed + shortcut
+            normed = F.relu(normed) if rectify else normed
+            moments = plain_moments(maps, mean) if self.measuring else ()
+        if self.measuring:
+            self.moments = (moments[0], moments[1])
+        return normed  # type: ignore[no-any-return]
+
+    def _batch_moments(self, maps: Tensor) -> Moments:
+        """Of this batch; the running ones follow where they are tracked, as `nn.BatchNorm2d` has it."""
+        mean, variance = self._statistics()
+        gap, spread = kernels.moments(maps, mean)
+        centre = mean + gap
+        if self.track_running_stats:
+            count = maps.numel() // maps.shape[1]
+            share = self.momentum or 0.0
+            mean.add_(gap, alpha=share)
+            variance.lerp_(spread * (count / (count - 1)), share)
+        return centre, spread
+
+    def _statistics(self) -> Moments:
+        mean, variance = self.running_mean, self.running_var
+        if mean is None or variance is None:
+            raise ValueError("a batch-norm layer without running statistics cannot be a teacher's")
+        return mean, variance
+
+
+def plain_moments(maps: Tensor, centre: Tensor) -> Moments:
+    """The mean less `centre`, and the variance, by channel, in float32 or better."""
+    variance, mean = torch.var_mean(widened(maps), dim=(0, 2, 3), unbiased=False)
+    return mean - centre, variance
+
+
+def widened(values: Tensor) -> Tensor:
+    """At least float32: what is summed or compared must not be in bf16."""
+    return values.float() if values.dtype == torch.bfloat16 else values
+
+
+def replace_norms(net: nn.Module) -> list[FusedNorm]:
+    """Put a stand-in in the place of every batch-norm layer; these, in the order of the network.
+
+    A ReLU that follows in a sequence becomes part of it.
+    """
+    found: list[FusedNorm] = []
+    children = list(net.named_children())
+    for place, (name, child) in enumerate(children):
+        if not isinstance(child, nn.BatchNorm2d):
+            found += replace_norms(child)
+            continue
+        after = children[place + 1] if isinstance(net, nn.Sequential) and place + 1 < len(children) else ("", None)
+        rectified = isinstance(after[1], nn.ReLU)
+        stand_in = FusedNorm(child, rectified)
+        setattr(net, name, stand_in)
+        if rectified:
+            setattr(net, after[0], nn.Identity())
+        found.append(stand_in)
+    return found
+
+
+class _Fused(torch.autograd.Function):
+    """The kernels as one differentiable function of the maps and the shortcut."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        maps: Tensor,
+        shortcut: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        eps: float,
+        rectify: bool,
+        measure: bool,
+    ) -> tuple[Tensor, ...]:
+        normed, sums = kernels.norm(maps, shortcut, weight, bias, mean, variance, eps, rectify, measure)
+        gap, spread = kernels.finish(sums, maps) if measure else (maps.new_empty(0), maps.new_empty(0))
+        ctx.save_for_backward(maps, normed if rectify else None, weight, mean, variance, gap)
+        ctx.eps, ctx.measure, ctx.has_shortcut = eps, measure, shortcut is not None
+        return normed, gap, spread
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        maps, normed, weight, mean, variance, gap = ctx.saved_tensors
+        by_moments = slopes[1:] if ctx.measure else None
+        found, passed = kernels.backward(
+            slopes[0], maps, normed, weight, mean, variance, ctx.eps, gap, by_moments, ctx.has_shortcut
+        )
+        return found, passed, None, None, None, None, None, None, None

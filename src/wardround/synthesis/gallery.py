@@ -1,0 +1,97 @@
+"""A few images on their way from noise, kept for the report.
+
+A method that makes images shows every iterate to a `Trail` and puts what the trail kept into the state it yields: the
+group `gallery` and the fact `gallery`. The report shows them; nothing is learned from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wardround.methods.state import State
+
+GALLERY = "gallery"  # the group's name, and the fact's
+ONE = "images"  # the title where a method makes one set of images
+MOST_CLASSES = 12  # a row of more is too wide to look at
+
+Groups = dict[str, dict[str, Tensor]]
+Facts = dict[str, Any]
+
+
+class Trail:
+    """The first `per_class` images of each class at `frames` steps, the first and the last among them.
+
+    `labels` are those of the batch that will be shown, as places in `classes`. A method that synthesises many times may
+    show every trajectory to the same trail: the last one shown remains.
+    """
+
+    def __init__(
+        self, labels: Tensor | Sequence[int], classes: Sequence[str], steps: int, frames: int = 6, per_class: int = 1
+    ) -> None:
+        given = [int(label) for label in (labels.tolist() if isinstance(labels, Tensor) else labels)]
+        present = [c for c in range(len(classes)) if c in given]
+        self.left_out = present[MOST_CLASSES:]
+        self.chosen = [
+            i for c in present[:MOST_CLASSES] for i in [i for i, label in enumerate(given) if label == c][:per_class]
+        ]
+        self.labels = [given[i] for i in self.chosen]
+        self.frames = spread(steps, frames)
+        self._seen: dict[int, Tensor] = {}
+
+    def see(self, step: int, images: Tensor) -> None:
+        """The whole batch after `step` + 1 updates, in the networks' own value range, on any device.
+
+        A step that is no frame costs a look-up. A frame is a copy on the device, and nothing waits for it: images are
+        taken one by one, since a list of indices would have to travel to the device first.
+        """
+        if step in self.frames:
+            self._seen[step] = to_pixels(torch.stack([images.detach()[i] for i in self.chosen]))
+
+    def groups(self, title: str = ONE) -> Groups:
+        """For a state: uint8 `(frames, images, channels, height, width)`; nothing where nothing was seen."""
+        return merged({title: self})[0]
+
+    def facts(self) -> Facts:
+        """For a state: the class of each image, how many updates each frame has behind it, and classes left out."""
+        if not self._seen:
+            return {}
+        steps = [step + 1 for step in sorted(self._seen)]
+        return {GALLERY: {"labels": self.labels, "steps": steps, "left_out": self.left_out}}
+
+    def load(self, state: State, title: str = ONE) -> None:
+        """Go on from what a state has, so that a resumed run keeps the gallery of the one that was stopped."""
+        kept, facts = state.groups.get(GALLERY, {}).get(title), state.facts.get(GALLERY)
+        if kept is not None and facts is not None:
+            self._seen = {step - 1: frame for step, frame in zip(facts["steps"], kept, strict=True)}
+
+    def _pictures(self) -> Tensor:
+        return torch.stack([self._seen[step].cpu() for step in sorted(self._seen)])
+
+
+def merged(trails: Mapping[str, Trail]) -> tuple[Groups, Facts]:
+    """Groups and facts of several trails under their titles, such as `cluster 1`; all of the same batch and steps."""
+    seen = {title: trail for title, trail in trails.items() if trail.facts()}
+    if not seen:
+        return {}, {}
+    facts, *others = [trail.facts() for trail in seen.values()]
+    if any(other != facts for other in others):
+        raise ValueError("the trails of one gallery must show the same classes at the same steps")
+    return {GALLERY: {title: trail._pictures() for title, trail in seen.items()}}, facts
+
+
+def to_pixels(images: Tensor) -> Tensor:
+    """The inverse of `normalise`: -1..1 as 0..255; what lies beyond is clipped, what is no number is grey."""
+    return images.float().nan_to_num(nan=0.0).add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def spread(count: int, wanted: int) -> list[int]:
+    """At most `wanted` of 0..count−1, evenly, the first and the last among them; of one wanted, the last."""
+    if wanted >= count:
+        return list(range(count))
+    if wanted == 1:
+        return [count - 1]
+    return [round(i * (count - 1) / (wanted - 1)) for i in range(wanted)]
