@@ -9,6 +9,7 @@ import sys
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -142,6 +143,31 @@ def test_a_table_of_figures_is_never_cut() -> None:
     lines = screen.getvalue().splitlines()
     assert lines[2].split() == [name, "50.0", "–", "–", "–", "–", "1.2", "MB", "0", "B", "12.3"]
     assert "[red]as it is[/red]\\x1b" in screen.getvalue().replace("\n", " ").replace("  ", " ")
+
+
+def test_the_coordinators_work_is_a_line_for_each_method() -> None:
+    found: dict[str, Any] = {
+        "methods": ["fedisca", "local"],
+        "headlines": [{"method": name, "key": "local_accuracy", "value": 0.5} for name in ("fedisca", "local")],
+        "ledger": {"totals": []},
+        "seconds": {},
+        "notes": [],
+        "data": {"local_protocol": "one", "global_protocol": "all"},
+        "work": [
+            {"method": "fedisca", "part": "synthesis", "steps": 50_000, "seconds": 410.0, "ms_per_step": 8.2},
+            {"method": "fedisca", "part": "adaptation", "steps": 0, "seconds": 0.0, "ms_per_step": None},
+        ],
+    }
+
+    def lines(found: dict[str, Any], brief: bool = False) -> list[str]:
+        screen = io.StringIO()
+        show.result(Console(file=screen, width=120), found, Path("x"), brief=brief)
+        return [line for line in screen.getvalue().splitlines() if line.startswith("coordinator")]
+
+    assert lines(found) == ["coordinator (fedisca): synthesis 50,000 steps, 8.2 ms each; adaptation 0 steps"]
+    assert lines(found, brief=True) == []
+    del found["work"]  # a result of an earlier version
+    assert lines(found) == []
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from wardround.learn.store import FitStore
 from wardround.methods.base import Context, Method
 from wardround.methods.state import State
 from wardround.progress import Silent
+from wardround.record import workings
 from wardround.record.rundir import Checkpoint, RunDir
 from wardround.study import Study
 
@@ -54,7 +55,7 @@ class Coordinator:
         self.transport = InProcess(self.federation, self._train, self._count)
         self.memories: dict[str, str] = {}
         self.saved = 0
-        self.began = time.monotonic()
+        self.began = self.saved_at = time.monotonic()
 
     def work(self) -> None:
         """From wherever the record stands to the last predictor."""
@@ -114,17 +115,17 @@ class Coordinator:
 
         A state is committed when another has followed it: from the last one a resumed run would absorb twice.
         """
-        saved_at = time.monotonic()
+        self.saved_at = time.monotonic()
         saved: Checkpoint | None = None
         latest: State | None = None
         for latest in self.method.absorb(ctx, state, received):
             if saved is not None:
                 self.run.commit(saved)
                 saved = None
-            if time.monotonic() - saved_at > ABSORB_CHECKPOINT_SECONDS:
+            if self._due():
                 stored = stored or self._store_answers(ctx, received)
                 saved = self._checkpoint(ctx.round, latest, stored)
-                saved_at = time.monotonic()
+                self.saved_at = time.monotonic()
         if latest is None:
             raise RunFailed(f"{self.method.name} made nothing of round {ctx.round + 1}; this is a fault of the method")
         return latest
@@ -164,6 +165,8 @@ class Coordinator:
         if constant:
             self._note(f"constant predictors (one class for every test image) at {', '.join(constant)}")
         self.examiner.forget()
+        for event in workings.leave(self.run.path, state):
+            self.run.events.append(event)
         self.run.events.append({"kind": "end", "seconds": self._seconds()})
         self.run.events.flush()
         self.run.ledger.flush()
@@ -183,7 +186,11 @@ class Coordinator:
     # Services ---------------------------------------------------------------------------------------------------------
 
     def _context(self, round: int) -> Context:
-        return Context(self.study, round, self.device, self._train_or_fail, self.progress)
+        return Context(self.study, round, self.device, self._train_or_fail, self.progress, self._due, self._note_once)
+
+    def _due(self) -> bool:
+        """Whether a state of a long `absorb` should be saved."""
+        return time.monotonic() - self.saved_at > ABSORB_CHECKPOINT_SECONDS
 
     def _train(self, fits: list[Fit]) -> list[Outcome]:
         """Reuse what the store has, train the rest side by side, and say how each went."""
@@ -242,6 +249,11 @@ class Coordinator:
     def _note(self, text: str, **place: Any) -> None:
         self.run.events.append({"kind": "note", "text": text, **place})
         self.progress.say(f"note: {text}")
+
+    def _note_once(self, text: str) -> None:
+        """A method's note: work that it does again after a stop has the same things to say."""
+        if not any(row["kind"] == "note" and row["text"] == text for row in self.run.events.rows()):
+            self._note(text)
 
     def _store_answers(self, ctx: Context, received: Mapping[str, Bundle]) -> dict[str, str]:
         names = {site: f"answer-{site}-{ctx.round}.safetensors" for site in received}

@@ -127,7 +127,7 @@ class Job:
             study.settings.model_dump(mode="json"),
             data,
             results.environment(self.prepared.device),
-            [results.one_method(run, name, data) for name, run in runs.items()],
+            [results.one_method(run, name, data, within=path) for name, run in runs.items()],
         )
         with disk_errors(path):
             write_report(result, path / REPORT)

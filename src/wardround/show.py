@@ -64,6 +64,11 @@ def result(console: Console, found: dict[str, Any], path: Path, brief: bool = Fa
     if not brief:
         console.print()
         _definitions(console, _meanings(found))
+        worked = list(_work(found))
+        if worked:
+            console.print()
+        for line in worked:
+            console.print(printable(line), **PLAIN)
     if found["notes"]:
         console.print()
     for note in found["notes"]:
@@ -77,6 +82,19 @@ def _meanings(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "local test", found["data"]["local_protocol"]
     yield "global test", found["data"]["global_protocol"]
     yield "up, down", "bytes that left all sites and that came to them, in all rounds"
+
+
+def _work(found: dict[str, Any]) -> Iterator[str]:
+    """How the coordinator's own work went, a line for each method that has any to tell."""
+    for method in found["methods"]:
+        entries = [entry for entry in found.get("work", []) if entry["method"] == method]
+        said = "; ".join(
+            f"{entry['part']} {entry['steps']:,} steps"
+            + ("" if entry["ms_per_step"] is None else f", {entry['ms_per_step']:,.1f} ms each")
+            for entry in entries
+        )
+        if said:
+            yield f"coordinator ({method}): {said}"
 
 
 def methods(console: Console, known: Iterable[Any]) -> None:

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 import tiny
 import wardround.data.download
 import wardround.run
+from record.painter import Painter
 from wardround import __version__
 from wardround import methods as package
 from wardround.cli import app, main
@@ -375,7 +376,12 @@ def test_the_npz_example_makes_a_file_with_sites_and_patients(tmp_path: Path, mo
 
 # The record -----------------------------------------------------------------------------------------------------------
 
-OPEN = {"settings", "seconds", "ledger.rows[].groups"}  # tables whose keys depend on the study
+OPEN = {
+    "settings",
+    "seconds",
+    "ledger.rows[].groups",
+    "clusters[].silhouettes",
+}  # whose keys depend on the study
 
 
 def fields(value: Any, path: str = "") -> set[str]:
@@ -387,9 +393,12 @@ def fields(value: Any, path: str = "") -> set[str]:
     return {path}
 
 
-def test_every_field_of_a_result_is_in_its_page(runs: Path) -> None:
+def test_every_field_of_a_result_is_in_its_page(runs: Path, tmp_path: Path) -> None:
+    painted = tiny.coordinate(tmp_path / "run", Painter())
     result = json.loads((runs / "half" / "result.json").read_text(encoding="utf-8"))
     result["notes"] = result["notes"] or [{"method": "fedavgm", "text": "a note"}]
+    for key in ("work", "clusters", "galleries"):
+        result[key] += painted[key]
     listed = [cells[0].strip("`") for cells in rows(text_of("docs/compare.md"), "| Field | Content |")]
     assert sorted(listed) == sorted(fields(result))
     assert result["schema_version"] == 1

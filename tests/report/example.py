@@ -1,7 +1,12 @@
 """Example results, shaped like `result.json`: numbers by formula, realistic to look at and the same every time."""
 
 import math
+from pathlib import Path
 from typing import Any
+
+import torch
+
+from wardround import tensorfile
 
 CLASSES = (
     "basophil",
@@ -191,3 +196,47 @@ def _totals(ledger: list[Row]) -> list[Row]:
             key = (row["method"], row["direction"], group)
             sums[key] = sums.get(key, 0) + size
     return [{"method": m, "direction": d, "group": g, "bytes": size} for (m, d, g), size in sums.items()]
+
+
+# What methods that make images leave ----------------------------------------------------------------------------------
+
+WORK = {"synthesis": (500, 4.1), "adaptation": (500, 0.6), "distillation": (500, 2.9)}
+
+
+def imaging_result(folder: Path, clusters: int = 2, classes: int = 8, size: int = 28, channels: int = 3) -> Row:
+    """`fedisca` and `fedbicross` with work, clusters and galleries; the gallery files are written into `folder`."""
+    result = compare_result(("fedisca", "fedbicross"), classes=classes)
+    titles = {"fedisca": ["images"], "fedbicross": [f"cluster {k + 1}" for k in range(clusters)]}
+    for method, found in titles.items():
+        (folder / method).mkdir()
+        pictures = {title: _pictures(classes, size, channels, k) for k, title in enumerate(found)}
+        facts = {"labels": list(range(classes)), "steps": [1, 101, 201, 300, 400, 500], "left_out": []}
+        tensorfile.write(folder / method / "gallery.safetensors", {"gallery": pictures}, {"gallery": facts})
+    result["galleries"] = [{"method": m, "file": f"{m}/gallery.safetensors"} for m in titles]
+    result["work"] = [
+        {"method": m, "part": part, "steps": steps, "seconds": seconds, "ms_per_step": 1000 * seconds / steps}
+        for m in titles
+        for part, (steps, seconds) in WORK.items()
+    ]
+    sites = [site["name"] for site in result["data"]["sites"]]
+    result["clusters"] = [
+        {
+            "method": "fedbicross",
+            "clusters": [sites[k::clusters] for k in range(clusters)],
+            "silhouettes": {"2": 0.41, "3": 0.38, "4": 0.12},
+            "weights": [
+                [0.7 if i == j else 0.3 / max(clusters - 1, 1) for j in range(clusters)] for i in range(clusters)
+            ],
+        }
+    ]
+    return result
+
+
+def _pictures(classes: int, size: int, channels: int, seed: int) -> torch.Tensor:
+    """A disc per class that comes out of noise over six frames."""
+    noise = torch.rand((6, classes, channels, size, size), generator=torch.Generator().manual_seed(seed))
+    y, x = torch.meshgrid(torch.linspace(-1, 1, size), torch.linspace(-1, 1, size), indexing="ij")
+    radius = torch.linspace(0.2, 0.9, classes).reshape(1, classes, 1, 1, 1)
+    disc = (x**2 + y**2 < radius**2).float() * 0.8
+    share = torch.linspace(0, 0.95, 6).reshape(6, 1, 1, 1, 1)
+    return ((noise * (1 - share) + disc * share) * 255).to(torch.uint8)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from report.example import compare_result, run_result
+from report.example import compare_result, imaging_result, run_result
 from wardround.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -162,6 +162,61 @@ def test_few_and_many_sites_fit_a_phone(browser: Browser, tmp_path: Path, sites:
         page.goto((tmp_path / "report.html").as_uri())
         page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
         assert overflow(page) <= 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_galleries_are_admitted_drawn_and_fit(
+    browser: Browser, tmp_path: Path, size: tuple[int, int], scheme: str
+) -> None:
+    result = imaging_result(tmp_path, clusters=4, classes=11)
+    result["clusters"][0]["clusters"][0] = [f"University-Hospital-{i}" for i in range(50)]
+    write_report(result, tmp_path / "report.html")
+    requests: list[str] = []
+    complaints: list[str] = []
+    with context_of(browser, size, scheme) as context:
+        page = context.new_page()
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.goto((tmp_path / "report.html").as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert overflow(page) <= 0
+        widths = page.evaluate("[...document.images].map(i => [i.naturalWidth, i.getBoundingClientRect().width])")
+        assert len(widths) > 100
+        assert {natural for natural, _ in widths} == {28}
+        assert min(shown for _, shown in widths) > 56  # pixels of the images are at least two of the screen
+        style = page.evaluate("getComputedStyle(document.images[0]).imageRendering")
+        assert style == "pixelated"
+    assert [url for url in requests if not url.startswith("data:")] == [(tmp_path / "report.html").as_uri()]
+    assert complaints == []
+
+
+def test_a_gallery_is_named_and_scrolls_by_keyboard(browser: Browser, tmp_path: Path) -> None:
+    write_report(imaging_result(tmp_path, clusters=1), tmp_path / "report.html")
+    with context_of(browser, PHONE) as context:
+        page = context.new_page()
+        page.goto((tmp_path / "report.html").as_uri())
+        assert page.get_by_role("img", name="basophil, step 500").count() == 2
+        assert page.get_by_role("img", name="Where the coordinator's time went").count() == 1
+        assert page.get_by_role("columnheader", name="immature granulocyte").count() >= 2
+        box = page.get_by_role("region", name="Images made by fedisca, by step and class")
+        box.focus()
+        for _ in range(100):
+            page.keyboard.press("ArrowRight")
+            page.wait_for_timeout(20)
+            if box.evaluate("box => box.scrollLeft") > 0:
+                break
+        assert box.evaluate("box => box.scrollLeft") > 0
+
+
+def test_galleries_print_within_the_page(browser: Browser, tmp_path: Path) -> None:
+    write_report(imaging_result(tmp_path, clusters=1, classes=11), tmp_path / "report.html")
+    with context_of(browser, (718, 1000)) as context:  # the width of A4 within its margins
+        page = context.new_page()
+        page.goto((tmp_path / "report.html").as_uri())
+        page.emulate_media(media="print")
+        ends = page.evaluate("[...document.images].map(i => i.getBoundingClientRect().right)")
+        assert max(ends) <= 718
 
 
 def test_a_run_of_one_method_fits_a_phone(browser: Browser, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from report.example import compare_result, run_result
 from wardround.errors import BadInput
 from wardround.report import render, write_report
 
-VOID = {"meta", "link", "br"}
+VOID = {"meta", "link", "br", "img"}
 HOSTILE = "<script>alert(1)</script>\"'&\x00\x1b\u202e\ud800"
 
 

@@ -21,6 +21,7 @@ from wardround.record.rundir import Log
 
 SCHEMA_VERSION = 1
 ROW_FIELDS = ("method", "seed", "site", "round", "split", "model", "metric", "value", "n")
+CLUSTER_FIELDS = ("clusters", "silhouettes", "weights")
 
 
 def environment(device: Device) -> dict[str, Any]:
@@ -60,9 +61,10 @@ def describe_data(federation: Federation) -> dict[str, Any]:
     }
 
 
-def one_method(run: Path, method: str, data: dict[str, Any]) -> dict[str, Any]:
-    """The part of a result that one method's run directory gives."""
+def one_method(run: Path, method: str, data: dict[str, Any], within: Path | None = None) -> dict[str, Any]:
+    """The part of a result that one method's run directory gives; files are named from the directory `within`."""
     rows, notes, seconds = [], [], None
+    work, clusters, galleries = [], [], []
     for event in Log(run / "events.jsonl").rows():
         if event["kind"] == "row":
             rows.append({name: event[name] for name in ROW_FIELDS})
@@ -70,6 +72,13 @@ def one_method(run: Path, method: str, data: dict[str, Any]) -> dict[str, Any]:
             notes.append({"method": method, "text": event["text"]})
         elif event["kind"] == "end":
             seconds = event["seconds"]
+        elif event["kind"] == "work":
+            work.append({"method": method, **_timed(event["part"], event["steps"], event["seconds"])})
+        elif event["kind"] == "clusters":
+            clusters.append({"method": method, **{name: event[name] for name in CLUSTER_FIELDS}})
+        elif event["kind"] == "gallery":
+            file = (run / event["file"]).relative_to(within or run).as_posix()
+            galleries.append({"method": method, "file": file})
     ledger = [{"method": method, **row} for row in sorted(Log(run / "ledger.jsonl").rows(), key=_place)]
     sites = [site["name"] for site in data["sites"]]
     return {
@@ -85,7 +94,16 @@ def one_method(run: Path, method: str, data: dict[str, Any]) -> dict[str, Any]:
             "rows": ledger,
         },
         "seconds": {method: seconds},
+        "work": work,
+        "clusters": clusters,
+        "galleries": galleries,
     }
+
+
+def _timed(part: str, steps: int, seconds: float) -> dict[str, Any]:
+    """One part of the coordinator's work: in all, and one step of it."""
+    ms_per_step = round(1000 * seconds / steps, 3) if steps else None
+    return {"part": part, "steps": steps, "seconds": seconds, "ms_per_step": ms_per_step}
 
 
 def _place(row: dict[str, Any]) -> tuple[int, int, str]:
@@ -118,11 +136,14 @@ def whole(
         "headlines": [],
         "ledger": {"totals": [], "rows": []},
         "seconds": {},
+        "work": [],
+        "clusters": [],
+        "galleries": [],
         "notes": [],
     }
     for part in parts:
         result["methods"].append(part["method"])
-        for key in ("rows", "headlines", "notes"):
+        for key in ("rows", "headlines", "work", "clusters", "galleries", "notes"):
             result[key] += part[key]
         result["ledger"]["totals"] += part["ledger"]["totals"]
         result["ledger"]["rows"] += part["ledger"]["rows"]

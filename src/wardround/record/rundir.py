@@ -4,7 +4,7 @@
     partition.json    which image went where       ledger.jsonl   append-only: every bundle that crossed a boundary
     data.json         what each site holds         checkpoint.json, checkpoint/   where to go on from
     environment.json  versions and machine         predictors/    what sites deploy, as safetensors
-    result.json, report.html
+    result.json, report.html                       gallery.safetensors   images that the method made, if it made any
 
 `checkpoint.json` is the only file that says what is valid: it names the state files that belong together and how long
 the two logs were at that moment. It is replaced in one rename. Whatever a killed process left behind it is cut off or

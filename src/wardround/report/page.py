@@ -1,8 +1,9 @@
 """One self-contained HTML page from a parsed `result.json`.
 
-Each `_..._view` function turns one part of the result into plain dicts that the template prints; nothing here measures
-or reads other files. A result may come from a run that was stopped, or hold measures this version has never heard of:
-what is missing is left out, what is undefined is shown as "–", what is unknown is shown under its own name.
+Each `..._view` function turns one part of the result into plain dicts that the template prints; nothing here measures.
+The galleries that a result names are the only other files that are read. A result may come from a run that was
+stopped, or hold measures this version has never heard of: what is missing is left out, what is undefined is shown as
+"–", what is unknown is shown under its own name.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from wardround.errors import BadInput
 from wardround.files import disk_errors, write_atomically
 from wardround.report import charts
 from wardround.report.charts import Bar, Label, Line, Stack
+from wardround.report.gallery import galleries_view
+from wardround.report.parts import View, drawn, tabulate
 from wardround.report.values import (
     as_count,
     as_dict,
@@ -41,6 +44,7 @@ from wardround.report.values import (
     plural,
     show,
 )
+from wardround.report.workings import clusters_view, work_view
 
 SCHEMA = 1
 NOTES_SHOWN = 8  # the rest unfolds: fifty sites with one note each must not push the results off the screen
@@ -50,8 +54,6 @@ CURVES = (  # split, model, name of the chart, what it shows in words
     ("local", "personal", "Personal predictors, local tests", f"Accuracy of each site's personal predictor {LOCAL}."),
     ("local", "shared", "Shared model, local tests", f"Accuracy of the shared model {LOCAL}."),
 )
-
-View = dict[str, Any]
 
 
 class Measure(NamedTuple):
@@ -69,13 +71,13 @@ Index = dict[str, dict[Measure, Rounds]]  # by method
 
 def write_report(result: dict[str, Any], path: Path) -> None:
     """Write the page in one rename, so that a reader never sees half of it."""
-    page = render(result).encode()
+    page = render(result, path.parent).encode()
     with disk_errors(path):
         write_atomically(path, page)
 
 
-def render(result: dict[str, Any]) -> str:
-    """The page as text."""
+def render(result: dict[str, Any], folder: Path | None = None) -> str:
+    """The page as text; `folder` is where the files lie that the result names."""
     version = result.get("schema_version")
     if version != SCHEMA:
         raise BadInput(
@@ -91,10 +93,13 @@ def render(result: dict[str, Any]) -> str:
         accuracy=_accuracy_view(result, methods, index),
         holdings=_holdings_view(as_dict(result.get("data"))),
         curves=_curves_view(methods, index),
+        clusters=clusters_view(result),
+        galleries=galleries_view(result, folder),
+        work=work_view(result, methods),
         ledger=_ledger_view(as_dict(result.get("ledger")), methods),
         measures=_measures_view(methods, index),
-        settings=_table("Every setting", ("Setting", "Value"), flat(result.get("settings"))),
-        environment=_table("Where it ran", ("Part", "Value"), flat(result.get("environment"))),
+        settings=tabulate("Every setting", ("Setting", "Value"), flat(result.get("settings"))),
+        environment=tabulate("Where it ran", ("Part", "Value"), flat(result.get("environment"))),
         command=_options(as_text(result.get("command"))),
     )
 
@@ -160,7 +165,7 @@ def _results_view(result: View, methods: Sequence[str]) -> View:
     tiles = [key for key in ("local_accuracy", "global_accuracy", "balance") if key in labels and len(methods) == 1]
     return {
         "tiles": [{"label": labels[key], "value": show(key, value(key, methods[0]))} for key in tiles],
-        "table": _table("Headline figures", ("Figure", *methods), table),
+        "table": tabulate("Headline figures", ("Figure", *methods), table),
         "ranked": any(cell["strong"] for row in table for cell in row[1:] if isinstance(cell, dict)),
         "definitions": [{"label": label, "texts": _definitions(key, found)} for key, label in labels.items()],
         "protocols": [
@@ -198,7 +203,7 @@ def _accuracy_view(result: View, methods: Sequence[str], index: Index) -> View:
         figures.append({"name": method, "svg": _site_bars(f"accuracy-{len(figures)}", method, values)})
         columns.append([show("accuracy", value) for value in values.values()])
     table = [list(row) for row in zip(sites, *columns, strict=True)] if columns else []
-    return {"figures": figures, "table": _table("Local accuracy at each site", ("Site", *measured), table)}
+    return {"figures": figures, "table": tabulate("Local accuracy at each site", ("Site", *measured), table)}
 
 
 def _site_bars(key: str, method: str, values: Mapping[str, float | None]) -> Markup:
@@ -210,7 +215,7 @@ def _site_bars(key: str, method: str, values: Mapping[str, float | None]) -> Mar
         desc += f", lowest {show('accuracy', known[worst])} at {worst}"
     items = [Bar(site, value, "lowest" if site == worst else "") for site, value in values.items()]
     label = Label(key, f"Local accuracy of {method} at each site", f"{desc}.")
-    return _drawn(charts.bars(label, items, percent, percent_mark, mean))
+    return drawn(charts.bars(label, items, percent, percent_mark, mean))
 
 
 def _holdings_view(data: View) -> View:
@@ -227,7 +232,7 @@ def _holdings_view(data: View) -> View:
         )
         stacks = [Stack(*row) for row in zip(names, counts, (f"{total:,}" for total in totals), strict=True)]
         label = Label("labels", "Label mix of each site's training images", desc)
-        svg = _drawn(charts.stacked_bars(label, stacks, classes, "{:,.0f} images".format, share=True))
+        svg = drawn(charts.stacked_bars(label, stacks, classes, "{:,.0f} images".format, share=True))
         mix = [[name, *(f"{n:,}" for n in site)] for name, site in zip(names, counts, strict=True)]
     for name, site in zip(names, sites, strict=True):
         sizes.append([name, *(show("count", as_number(site.get(part))) for part in ("train", "val", "test"))])
@@ -237,8 +242,8 @@ def _holdings_view(data: View) -> View:
         "hash": as_text(data.get("partition_hash")),
         "svg": svg,
         "words": "Each bar is all the images of one site" + ("." if many else "; the number at its end is how many."),
-        "mix": _table("Training images of each class", ("Site", *classes), mix),
-        "sizes": _table("Images at each site", ("Site", "Training", "Validation", "Test"), sizes),
+        "mix": tabulate("Training images of each class", ("Site", *classes), mix),
+        "sizes": tabulate("Images at each site", ("Site", "Training", "Validation", "Test"), sizes),
     }
 
 
@@ -257,10 +262,10 @@ def _curves_view(methods: Sequence[str], index: Index) -> list[View]:
             continue
         ends = ", ".join(f"{method} {show('accuracy', points[max(points)])}" for method, points in curves.items())
         label = Label(f"curve-{split}-{model}", title, f"{words} After the last round: {ends}.")
-        drawn = [Line(method, tuple(points.items())) for method, points in curves.items()]
+        series = [Line(method, tuple(points.items())) for method, points in curves.items()]
         table = [[str(x), *(show("accuracy", points.get(x)) for points in curves.values())] for x in xs]
-        svg = _drawn(charts.lines(label, drawn, percent, percent_mark, "round"))
-        views.append({"title": title, "words": words, "svg": svg, "table": _table(title, ("Round", *curves), table)})
+        svg = drawn(charts.lines(label, series, percent, percent_mark, "round"))
+        views.append({"title": title, "words": words, "svg": svg, "table": tabulate(title, ("Round", *curves), table)})
     return views
 
 
@@ -281,8 +286,8 @@ def _ledger_view(ledger: View, methods: Sequence[str]) -> View:
     label = Label("ledger", "What crossed the sites' boundaries", f"One bar per method and direction: {said}.")
     talking = {method for method, _ in sums}
     return {
-        "svg": _drawn(charts.stacked_bars(label, stacks, groups, byte_size, share=False)) if stacks else "",
-        "table": _table("Bytes by group, over all sites and rounds", ("Direction", *groups, "Total"), table),
+        "svg": drawn(charts.stacked_bars(label, stacks, groups, byte_size, share=False)) if stacks else "",
+        "table": tabulate("Bytes by group, over all sites and rounds", ("Direction", *groups, "Total"), table),
         "sites": _site_bytes(as_records(ledger.get("rows"))),
         "silent": [method for method in methods if method not in talking] if sums else [],
     }
@@ -297,7 +302,7 @@ def _site_bytes(rows: Sequence[View]) -> View:
         part[way] = part.get(way, 0) + size
     ways = list(dict.fromkeys(way for part in sums.values() for way in part))
     table = [[site, *(f"{part.get(way, 0):,}" for way in ways)] for site, part in sums.items()]
-    return _table("Bytes of each site, over all rounds", ("Site", *ways), table)
+    return tabulate("Bytes of each site, over all rounds", ("Site", *ways), table)
 
 
 def _measures_view(methods: Sequence[str], index: Index) -> View:
@@ -314,7 +319,7 @@ def _measures_view(methods: Sequence[str], index: Index) -> View:
             cells.append({"text": show(measure.metric, mean_of(values)) + note})
         table.append([humanise(measure.metric), *cells])
     head = ("Metric", "Split", "Model", "Over", *methods)
-    return _table("Everything measured, after each method's last round", head, table)
+    return tabulate("Everything measured, after each method's last round", head, table)
 
 
 def _index(rows: Sequence[View]) -> Index:
@@ -338,23 +343,9 @@ def _methods(result: View) -> list[str]:
     return list(dict.fromkeys([*as_texts(result.get("methods")), *named])) or ["–"]
 
 
-def _table(caption: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> View:
-    """A table for the template: the first cell of a row is its heading, the others are text or dicts with more."""
-    blank = {"text": "", "title": "", "strong": False, "left": False}
-    cells = [[cell if isinstance(cell, dict) else {"text": cell} for cell in row[1:]] for row in rows]
-    body = [{"head": row[0], "cells": [{**blank, **c} for c in line]} for row, line in zip(rows, cells, strict=True)]
-    left_columns = {i for row in body for i, cell in enumerate(row["cells"], start=1) if cell["left"]}
-    names = [{"text": name, "left": i in left_columns} for i, name in enumerate(head)]
-    return {"caption": caption, "head": names, "rows": body}
-
-
 def _options(command: str) -> list[str]:
     """The command in pieces that should not break across lines: each option with its value."""
     return [piece if i == 0 else f"--{piece}" for i, piece in enumerate(command.split(" --"))]
-
-
-def _drawn(svg: str) -> Markup:
-    return Markup(svg)  # noqa: S704 - charts escape every text they are given
 
 
 def _printable(value: object) -> object:

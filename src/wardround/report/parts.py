@@ -1,0 +1,26 @@
+"""What every part of the page is made of: tables and drawings for the template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+View = dict[str, Any]
+
+BLANK: View = {"text": "", "title": "", "strong": False, "left": False, "shade": None, "picture": None}
+
+
+def tabulate(caption: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> View:
+    """A table for the template: the first cell of a row is its heading, the others are text or dicts with more."""
+    cells = [[cell if isinstance(cell, dict) else {"text": cell} for cell in row[1:]] for row in rows]
+    body = [{"head": row[0], "cells": [{**BLANK, **c} for c in line]} for row, line in zip(rows, cells, strict=True)]
+    left_columns = {i for row in body for i, cell in enumerate(row["cells"], start=1) if cell["left"]}
+    names = [{"text": name, "left": i in left_columns} for i, name in enumerate(head)]
+    return {"caption": caption, "head": names, "rows": body}
+
+
+def drawn(svg: str) -> Markup:
+    """A chart as markup."""
+    return Markup(svg)  # noqa: S704 - charts escape every text they are given
