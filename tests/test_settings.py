@@ -173,7 +173,7 @@ def test_a_preset_is_a_name_or_a_file(tmp_path: Path) -> None:
         ({"rounds": 0}, "rounds = 0 cannot be used: it should be greater than or equal to 1"),
         ({"rounds": 2.5}, "rounds = 2.5 cannot be used: it should be a whole number"),
         ({"rounds": "two"}, "rounds = 'two' cannot be used: it should be a whole number"),
-        ({"rounds": None}, "rounds = None cannot be used: it should be a whole number"),
+        ({"seed": None}, "seed = None cannot be used: it should be a whole number"),
         ({"seed": -1}, "seed = -1 cannot be used: it should be greater than or equal to 0"),
         ({"seed": 2**63}, "seed = 9223372036854775808 cannot be used: it should be less than 9223372036854775808"),
         (

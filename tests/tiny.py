@@ -46,9 +46,13 @@ BASE: dict[str, Any] = {
 
 # Settings under which a method that makes images is done in no time, for tests that run every method.
 QUICK: dict[str, dict[str, Any]] = {
-    "deepinversion": {"epochs": 1, "steps": 3, "batch": 8, "kd_steps": 2},
+    "coboosting": {"epochs": 2, "batch": 8, "codes": 4, "generator_steps": 2, "shots": 1},
+    "dafl": {"epochs": 1, "turns": 2, "batch": 8, "codes": 4, "kd_steps": 2, "shots": 1},
+    "deepinversion": {"epochs": 1, "steps": 3, "batch": 8, "kd_steps": 2, "shots": 1},
+    "dense": {"epochs": 2, "batch": 8, "codes": 4, "generator_steps": 2, "shots": 1},
+    "efedisca": {"epochs": 1, "steps": 3, "batch": 8, "kd_steps": 2, "memory": 2, "noise_images": 4, "shots": 1},
     "fedbicross": {"trajectories": 1, "steps": 6, "samples": 2, "batch": 8, "probes": 8, "personal_epochs": 1},
-    "fedisca": {"epochs": 1, "steps": 3, "batch": 8},
+    "fedisca": {"epochs": 1, "steps": 3, "batch": 8, "shots": 1},
 }
 
 

@@ -116,7 +116,7 @@ class Settings(Frozen):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
     method: str = "fedavg"
     seed: Seed = 0
-    rounds: Count = 20
+    rounds: Count | None = None  # None: 20 for a multi-round method, one for those that talk once
     participants: Annotated[float, Field(gt=0, le=1)] = 1.0
     init: Literal["common", "own"] = "common"
     evaluate_every: Count = 1

@@ -19,6 +19,8 @@ from wardround.settings import Settings
 from wardround.streams import Streams
 from wardround.tensorfile import canonical
 
+ROUNDS = 20  # of a multi-round method where the settings say nothing
+
 
 @dataclass(frozen=True)
 class Study:
@@ -46,7 +48,7 @@ class Study:
     @property
     def rounds(self) -> int:
         """How many rounds a multi-round method takes."""
-        return self.settings.rounds
+        return self.settings.rounds or ROUNDS
 
     def epochs(self, round: int) -> int:
         """Local epochs in a round; the last number of a list holds for the rounds after it."""

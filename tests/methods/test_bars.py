@@ -1,5 +1,6 @@
 """The bars: constants, training alone, all images in one place, one average, the mean of the logits."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,14 +238,16 @@ def test_nobody_could_train() -> None:
         absorbed(ctx, {"site-1": constant_answer(ctx, "site-1", [0.0] * 4, n=0)})
 
 
-def test_a_model_that_is_not_finite_is_refused_by_name() -> None:
-    ctx = context(study(method="ensemble"))
-    answers = {
-        "site-1": constant_answer(ctx, "site-1", [1.0] * 4),
-        "site-2": constant_answer(ctx, "site-2", [1.0, float("nan"), 1.0, 1.0]),
-    }
-    with pytest.raises(RunFailed, match="the model of site-2 is not finite"):
-        trained_models(answers)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_model_that_is_not_finite_is_refused_by_name_and_the_rest_go_on(value: float) -> None:
+    said: list[str] = []
+    ctx = replace(context(study(method="ensemble")), note=said.append)
+    spoiled = constant_answer(ctx, "site-2", [1.0, value, 1.0, 1.0])
+    found = trained_models(ctx, {"site-1": constant_answer(ctx, "site-1", [1.0] * 4), "site-2": spoiled})
+    assert list(found) == ["site-1"]
+    assert said == ["the model of site-2 is refused: it holds NaN or infinite values"]
+    with pytest.raises(RunFailed, match="no site sent a usable model"):
+        trained_models(ctx, {"site-2": spoiled})
 
 
 def test_an_ensemble_of_a_run_is_the_mean_of_what_local_trains(tmp_path: Path) -> None:

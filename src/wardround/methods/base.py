@@ -51,6 +51,8 @@ class Context:
     device: Device
     train: Callable[[list[Fit]], list[Fitted]]
     progress: Silent = NO_PROGRESS
+    due: Callable[[], bool] = lambda: False  # whether `absorb` should yield a state now, for a checkpoint
+    note: Callable[[str], None] = lambda text: None  # what whoever reads the result must know
 
     @property
     def streams(self) -> Streams:

@@ -12,21 +12,25 @@ the tensor that is still being optimised.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from wardround.learn.predictor import Member
+from wardround.learn.replay import Replay, each
 from wardround.methods.base import Context
-from wardround.methods.distilled import Distilled, DistilledSettings
+from wardround.methods.distilled import Distilled, DistilledSettings, Epochs, Midway
+from wardround.methods.parts import Parts
 from wardround.methods.state import State
 from wardround.settings import Count
-from wardround.synthesis.inversion import balanced_labels, invert
+from wardround.synthesis.gallery import Trail
+from wardround.synthesis.inversion import Synthesis, balanced_labels
 from wardround.synthesis.student import Student, distillation
 from wardround.synthesis.teachers import Teachers
 
-POOL = "pool"
+POOL, SYNTHESIS = "pool", "synthesis"
 
 
 class DeepInversion(Distilled):
@@ -42,41 +46,83 @@ class DeepInversion(Distilled):
         keep: Literal["lowest", "last"] = "lowest"
         kd_steps: Count = 500
 
-    def epochs(
-        self, ctx: Context, state: State, members: list[Member], student: Student, begun: int
-    ) -> Iterator[tuple[int, dict[str, dict[str, Tensor]]]]:
+    def epochs(self, ctx: Context, state: State, members: list[Member], student: Student, begun: int) -> Epochs:
         """A synthesis, then distillation over all images so far."""
-        study, s = ctx.study, self.settings
-        teachers = Teachers(members, ctx.device.torch)
-        labels = balanced_labels(s.batch, len(study.classes)).to(ctx.device.torch)
-        pool = dict(state.groups.get(POOL, {}))
-        for epoch in range(begun, s.epochs):
+        work = _AtWork(self, ctx, members, student, state)
+        for epoch in range(begun, self.settings.epochs):
+            student.set_rate(self.rate(epoch))
             generator = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
-            shape = (study.channels, study.size, study.size)
-            pool[f"{epoch:06d}"] = self._kept(teachers, labels, shape, generator)
-            images = torch.cat([_placed(batch, ctx.device.torch) for _, batch in sorted(pool.items())])
-            for _ in range(s.kd_steps):
-                chosen = torch.randint(len(images), (s.batch,), generator=generator).to(images.device)
-                pixels = images[chosen]
-                loss = distillation(teachers.logits(pixels), student.logits(pixels), s.temperature)
-                student.learn(loss, self.rate(epoch))
-            yield epoch, {POOL: dict(pool)}
+            midway = state.facts.get("midway") if epoch == begun else None
+            if midway is None:
+                work.begin(generator)
+            else:
+                work.restore(state, midway, generator)
+            yield from work.rest(epoch, generator)
+            yield epoch, {POOL: dict(work.pool)}
 
-    def _kept(
-        self, teachers: Teachers, labels: Tensor, shape: tuple[int, int, int], generator: torch.Generator
-    ) -> Tensor:
-        """The images of lowest loss, or the last ones.
 
-        An iterate's loss was measured before its last update, so it belongs to the images of the step before.
-        """
-        trajectory = invert(teachers, labels, shape, self.settings.inversion(), generator)
-        last = best = next(trajectory).images
-        lowest = torch.full((), torch.inf, device=labels.device)
-        for iterate in trajectory:
-            best = torch.where(iterate.loss < lowest, last, best)
-            lowest = torch.minimum(lowest, iterate.loss)
-            last = iterate.images
-        return best if self.settings.keep == "lowest" else last
+class _AtWork:
+    """One epoch at a time: synthesis, distillation, each able to stop after any step."""
+
+    def __init__(
+        self, method: DeepInversion, ctx: Context, members: list[Member], student: Student, state: State
+    ) -> None:
+        study, device, precision = ctx.study, ctx.device.torch, ctx.study.settings.train.precision
+        self.student, self.device = student, device
+        self.settings = s = method.settings.at(study.size)
+        self.teachers = Teachers(members, device, precision)
+        labels = balanced_labels(s.batch, len(study.classes)).to(device)
+        self.synthesis = Synthesis(self.teachers, labels, (study.channels, study.size, study.size), s.inversion())
+        self.learn = Replay(self._learn, device)
+        self.parts = Parts(ctx, method.watch)
+        self.trail = method.trail = Trail(labels, study.classes, s.steps)
+        self.trail.load(state)
+        self.pool = dict(state.groups.get(POOL, {}))
+
+    def begin(self, generator: torch.Generator) -> None:
+        """A new epoch."""
+        self.synthesis.begin(generator)
+        self.last = self.best = self.synthesis.images.detach().clone()
+        self.lowest = torch.full((), torch.inf, device=self.device)
+        self.parts.done = {}
+
+    def restore(self, state: State, done: dict[str, int], generator: torch.Generator) -> None:
+        """An epoch that was stopped."""
+        kept = {name: t.to(self.device) for name, t in state.groups[SYNTHESIS].items()}
+        self.synthesis.restore(kept, done["synthesis"], generator)
+        self.last, self.best, self.lowest = self.synthesis.images.detach().clone(), kept["best"], kept["lowest"]
+        self.parts.done = dict(done)
+
+    def rest(self, epoch: int, generator: torch.Generator) -> Iterator[Midway]:
+        """What is left of the epoch; whenever a checkpoint is due, what it needs."""
+        s = self.settings
+        for _ in self.parts.run("synthesis", self._synthesise, s.steps):
+            yield self._midway()
+        self.pool[f"{epoch:06d}"] = self.best if s.keep == "lowest" else self.last
+        images = torch.cat([_placed(batch, self.device) for _, batch in sorted(self.pool.items())])
+        chosen = torch.randint(len(images), (s.kd_steps, s.batch), generator=generator).to(self.device)
+        for _ in self.parts.run("distillation", lambda number: self.learn(images[chosen[number]]), s.kd_steps):
+            yield self._midway()
+
+    def _midway(self) -> Midway:
+        kept = {**self.synthesis.state(), "best": self.best, "lowest": self.lowest}
+        return Midway({SYNTHESIS: kept, POOL: dict(self.pool)}, dict(self.parts.done))
+
+    def _synthesise(self, number: int) -> None:
+        """An iterate's loss was measured before its last update, so it belongs to the images of the step before."""
+        self.synthesis.start()
+        iterate = self.synthesis.wait()
+        if number > 0:
+            self.best = torch.where(iterate.loss < self.lowest, self.last, self.best)
+            self.lowest = torch.minimum(self.lowest, iterate.loss)
+        self.last = iterate.images
+        if number == 0:
+            self.best = self.last
+        self.trail.see(number, self.last)
+
+    def _learn(self, pixels: Tensor) -> None:
+        said, wanted = each([partial(of.logits, pixels) for of in (self.student, self.teachers)])
+        self.student.step(distillation(wanted, said, self.settings.temperature))
 
 
 def _placed(batch: Tensor, device: torch.device) -> Tensor:

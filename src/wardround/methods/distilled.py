@@ -2,13 +2,17 @@
 
 What DeepInversion, FedISCA and their kin share: teachers are the sites' models, work goes in epochs that each yield a
 state which can be saved and continued from, the student goes home to every site. A subclass says what one epoch does.
+
+With `--rounds` above 1 all this is done again (FedISCA's Figure 6): sites go on from the student, and the student from
+where it was.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 from torch import Tensor
@@ -17,6 +21,7 @@ from wardround.data.federation import Site
 from wardround.errors import BadInput, RunFailed
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.payload import Payload, network_groups
+from wardround.learn.fit import Fit
 from wardround.learn.predictor import Member, Predictor, single
 from wardround.methods.base import Context, Work, join_groups, layout_groups
 from wardround.methods.oneshot import OneShot, trained_models
@@ -24,39 +29,45 @@ from wardround.methods.state import State
 from wardround.models import spec_layout
 from wardround.settings import Count, Frozen, NotNegative, Positive, Share
 from wardround.study import Study
+from wardround.synthesis.gallery import Trail
 from wardround.synthesis.inversion import Inversion
+from wardround.synthesis.stopwatch import Stopwatch
 from wardround.synthesis.student import Student
 
 STUDENT, MOMENTUM = "student", "momentum"
+LARGE = 128  # pixels above which FedISCA has other values
+
+Groups = dict[str, dict[str, Tensor]]
 
 
 class SynthesisSettings(Frozen):
-    """Synthesis, and how a student learns from it; the defaults are FedISCA's for images of 28 pixels."""
+    """Synthesis, and how a student learns from it; the defaults are FedISCA's, which depend on the images' size."""
 
-    steps: Count = 500  # of one synthesis
-    batch: Annotated[int, Field(ge=2)] = 256
+    SIZED: ClassVar[dict[str, tuple[int, int]]] = {"steps": (500, 1000), "batch": (256, 50), "jitter": (2, 30)}
+
+    steps: Count | None = None  # of one synthesis; None: 500, and 1000 for images above 128 pixels
+    batch: Annotated[int, Field(ge=2)] | None = None  # None: 256, and 50 for images above 128 pixels
     synthesis_lr: Positive = 0.05
     bn_weight: NotNegative = 10.0
     tv_weight: NotNegative = 2.5e-5
-    jitter: Annotated[int, Field(ge=0)] = 2
+    jitter: Annotated[int, Field(ge=0)] | None = None  # None: 2, and 30 for images above 128 pixels
     bn_over: Literal["mean", "sum"] = "mean"
     classify: Literal["together", "each"] = "together"
     temperature: Positive = 20.0
     momentum: Share = 0.9
     weight_decay: NotNegative = 5e-4
 
+    def at(self, size: int) -> Self:
+        """These settings with the values that depend on the size of the images filled in."""
+        filled = {
+            name: values[size > LARGE] for name, values in self.SIZED.items() if getattr(self, name, None) is None
+        }
+        return self.model_copy(update=filled)
+
     def inversion(self) -> Inversion:
-        """What the synthesis needs of it."""
-        return Inversion(
-            self.steps,
-            self.batch,
-            self.synthesis_lr,
-            self.bn_weight,
-            self.tv_weight,
-            self.jitter,
-            self.bn_over,
-            self.classify,
-        )
+        """What the synthesis needs of it, once filled in."""
+        names = ("steps", "batch", "bn_weight", "tv_weight", "jitter", "bn_over", "classify")
+        return Inversion(lr=self.synthesis_lr, **{name: getattr(self, name) for name in names})
 
 
 class DistilledSettings(SynthesisSettings):
@@ -64,41 +75,113 @@ class DistilledSettings(SynthesisSettings):
 
     epochs: Count = 100  # each with a synthesis of its own
     lr: Positive = 1e-3  # of the student; a tenth after half of the epochs, a hundredth after three quarters
+    shots: Count | None = None  # exchanges with the sites; None: as many as `rounds` says where it is set, else one
+
+
+class Midway(NamedTuple):
+    """What must be kept to go on in the middle of an epoch, beside the student."""
+
+    groups: Groups
+    facts: dict[str, Any]
+
+
+Epochs = Iterator[tuple[int, Groups] | Midway]
 
 
 class Distilled(OneShot):
     """Teachers up, one student home."""
+
+    watch: Stopwatch  # where `epochs` notes how long its parts take
+    trail: Trail | None = None  # where it shows its images for the report
 
     class Settings(DistilledSettings):
         """None beyond the common ones."""
 
     def check(self, study: Study) -> None:
         """Every teacher must have batch-norm statistics, and a batch must hold every class."""
-        check_synthesis(self.name, study, self.settings.batch)
+        check_synthesis(self.name, study, self.settings.at(study.size).batch)
+        self.check_shots(study)
+
+    def check_shots(self, study: Study) -> None:
+        """To go on from the student a site must have its architecture."""
+        if self.shots(study) > 1 and any(study.spec(site) != study.student_spec for site in study.sites):
+            raise BadInput(
+                f"{self.name} in several rounds needs one model at all sites, the student's; remove model.per_site, "
+                "or use one round"
+            )
+
+    def shots(self, study: Study) -> int:
+        """How often models go up."""
+        return int(self.settings.shots or study.settings.rounds or 1)
+
+    def rounds(self, study: Study) -> int:
+        """As many as shots."""
+        return self.shots(study)
 
     def payload(self, study: Study, site: str) -> Payload:
-        """Up one network, home the student."""
-        return Payload(up=super().payload(study, site).up, home=network_groups(study.student_spec))
+        """Up one network, home the student; before another shot it comes down, too."""
+        student = network_groups(study.student_spec)
+        later = tuple(replace(group, partial=True) for group in student)  # in the first round nothing goes down
+        down = later if self.shots(study) > 1 else ()
+        return Payload(up=super().payload(study, site).up, down=down, home=student)
+
+    def ask(self, ctx: Context, state: State) -> dict[str, Bundle] | None:
+        """At first nothing goes down; then the student, for the sites to go on from."""
+        if ctx.round >= self.shots(ctx.study):
+            return None
+        groups = layout_groups(ctx.study.student_spec, dict(state.groups[STUDENT])) if ctx.round else {}
+        return {site: ctx.bundle("request", site, groups) for site in ctx.study.sites}
+
+    def fit(self, ctx: Context, site: Site, request: Bundle) -> Fit:
+        """The whole budget alone; of several shots, this one's share of it, from the student where there is one."""
+        alone = super().fit(ctx, site, request)
+        if self.shots(ctx.study) == 1:
+            return alone
+        return Fit(
+            label=f"{site.name}, round {ctx.round + 1}",
+            spec=alone.spec,
+            start=join_groups(request) if ctx.round else alone.start,
+            data=alone.data,
+            validation=alone.validation,
+            recipe=ctx.study.recipe(ctx.round),
+            seed=ctx.streams.number("fit", site.name, ctx.round),
+            reusable=ctx.round == 0,
+        )
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
         """One state per epoch. Everything drawn derives from the epoch's number, so that a resume changes nothing."""
-        models = trained_models(answers)
+        models = trained_models(ctx, answers)
         members = [Member(ctx.study.spec(site), models[site]) for site in sorted(models)]
         student = self._student(ctx, state)
-        begun = int(state.facts.get("epoch", 0))
-        with ctx.progress.task(f"{self.name}: synthesis and distillation", self.settings.epochs, begun) as advance:
-            for epoch, extra in self.epochs(ctx, state, members, student, begun):
-                groups = {STUDENT: student.weights(), MOMENTUM: student.momentum(), **extra}
+        facts = dict(state.facts)
+        if facts.get("round") != ctx.round:
+            facts = {"round": ctx.round, "epoch": 0, "work": facts.get("work")}
+            kept = (STUDENT, MOMENTUM)
+            state = State({name: group for name, group in state.groups.items() if name in kept}, facts)
+        self.watch, self.trail = Stopwatch(ctx.device.torch, facts["work"]), None
+        with ctx.progress.task(self.name, self.settings.epochs, facts["epoch"]) as advance:
+            for found in self.epochs(ctx, state, members, student, facts["epoch"]):
+                if isinstance(found, Midway):
+                    groups, facts = found.groups, {**facts, "midway": found.facts}
+                else:
+                    epoch, groups = found
+                    facts = {"round": ctx.round, "epoch": epoch + 1}
+                    advance()
+                groups = {STUDENT: student.weights(), MOMENTUM: student.momentum(), **groups}
                 if not all(bool(t.isfinite().all()) for t in groups[STUDENT].values()):
-                    raise RunFailed(f"{self.name}: the student diverged in epoch {epoch + 1}; use a smaller lr")
-                advance()
-                yield State(groups, {"epoch": epoch + 1})
+                    number = facts["epoch"] + isinstance(found, Midway)  # of the epoch that is being done
+                    raise RunFailed(f"{self.name}: the student diverged in epoch {number}; use a smaller lr")
+                if self.trail is not None:
+                    groups, facts = {**groups, **self.trail.groups()}, {**facts, **self.trail.facts()}
+                yield State(groups, {**facts, "work": self.watch.record()})
 
     @abstractmethod
-    def epochs(
-        self, ctx: Context, state: State, members: list[Member], student: Student, begun: int
-    ) -> Iterator[tuple[int, dict[str, dict[str, Tensor]]]]:
-        """Train the student; after each epoch its number and what else must be kept. `begun` epochs are done."""
+    def epochs(self, ctx: Context, state: State, members: list[Member], student: Student, begun: int) -> Epochs:
+        """Train the student; after each epoch its number and what else must be kept. `begun` epochs are done.
+
+        Where an epoch takes long, `Midway` as often as `ctx.due()` says; it comes back as groups of the state, and
+        its facts as `state.facts["midway"]`.
+        """
 
     def rate(self, epoch: int) -> float:
         """The student's learning rate: a tenth after half of the epochs, a hundredth after three quarters.
@@ -125,7 +208,8 @@ class Distilled(OneShot):
     def _student(self, ctx: Context, state: State) -> Student:
         spec, s = ctx.study.student_spec, self.settings
         weights = dict(state.groups.get(STUDENT) or ctx.study.fresh_weights(spec, "student"))
-        student = Student(spec, weights, ctx.device.torch, s.momentum, s.weight_decay)
+        precision = ctx.study.settings.train.precision
+        student = Student(spec, weights, ctx.device.torch, s.momentum, s.weight_decay, precision)
         student.restore_momentum(state.groups.get(MOMENTUM, {}))
         return student
 

@@ -50,7 +50,7 @@ class Panel(OneShot):
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
         """Keep every usable model."""
-        yield State(trained_models(answers))
+        yield State(trained_models(ctx, answers))
 
     def deliver(self, ctx: Context, state: State) -> dict[str, Bundle]:
         """All models to all sites, in the three groups, each name preceded by its site's."""

@@ -17,16 +17,19 @@ What the paper leaves open, and what is done here:
 - F_k is the mean of logits; KL has the factor τ² and temperature 20 in Eq. 5 and Eq. 10 alike. G_k meets the images of
   cluster j with the teachers of cluster j, each cluster's batch in a forward pass of its own.
 - The validation pass uses batch statistics, as the training loss does, and leaves the running ones alone.
-- Running statistics of G mix noise levels, so they are taken anew from the last images (`recalibrate`) of the clusters
-  that G_k has weight on.
+- Running statistics of G mix noise levels, so they are taken anew from the last images, as many of each cluster as its
+  weight says (`recalibrate = "synthetic"`), and again at the site from its own images before anything else (`"site"`,
+  the default): those of synthetic images do not fit real ones.
+- `rehearsal` is ours, and 0 by default: more steps of Eq. 7 on images that were kept (`synthesis/rehearsal.py`).
 - The batch is split 80/20 by position; labels are cyclic, so both parts hold all classes alike.
 - Stage 3 trains as the site does, at `personal_lr`. A site whose model is in no cluster gets the largest cluster's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -37,33 +40,25 @@ from torch import Tensor
 from wardround.data.federation import Site
 from wardround.errors import BadInput, RunFailed
 from wardround.exchange.bundle import SIZE, Bundle
-from wardround.exchange.payload import Payload, network_groups
+from wardround.exchange.payload import Group, Payload, network_groups
 from wardround.learn.fit import Fit, Objective, Step, Teacher
+from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member, Predictor, single
+from wardround.learn.statistics import retaken
 from wardround.methods.base import Answer, Context, Work, join_groups, layout_groups
+from wardround.methods.cross_cluster import CROSS, StageTwo, group_name
 from wardround.methods.distilled import SynthesisSettings, check_synthesis
 from wardround.methods.oneshot import OneShot, trained_models
 from wardround.methods.state import State
+from wardround.models import Weights
 from wardround.settings import Count, Epochs, NotNegative, Positive, Share
 from wardround.study import Study
-from wardround.synthesis import simplex
-from wardround.synthesis.bilevel import Lesson, bilevel_update, inner_update, recalibrate, sampled_steps
+from wardround.synthesis import subspaces
 from wardround.synthesis.clusters import Clustering, answers_to_noise, group, parameters, similarity
-from wardround.synthesis.inversion import balanced_labels, invert
-from wardround.synthesis.student import Student, distillation
-from wardround.synthesis.teachers import AdaptedTeachers, Teachers
+from wardround.synthesis.student import distillation
 
-OWN, CROSS = "own", "cross"
-VALIDATION_SHARE = 0.2
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """One cluster at work: its teachers, their copies that follow the noise, and the model that learns."""
-
-    teachers: Teachers
-    adapted: AdaptedTeachers
-    model: Student
+OWN, SUBSPACE = "own", "subspace"
+STATISTICS_BATCH = 256
 
 
 class PersonalDistillation(Objective):
@@ -90,81 +85,107 @@ class FedBiCross(OneShot):
     class Settings(SynthesisSettings):
         """The ablations of Table 2: `cross`, `personal = false`, `clusters = 1`; Figure 2: `clustering`."""
 
-        batch: Annotated[int, Field(ge=4)] = 256  # at least two images to train on and two to validate with
+        batch: Annotated[int, Field(ge=4)] | None = None  # at least two images to train on and two to validate with
         trajectories: Count = 20
         samples: Count = 6  # S
         inner: Literal["sampled", "all"] = "sampled"
         lr: Positive = 1e-2  # η_G
-        eta_w: Positive = 0.1
+        schedule: Literal["step", "cosine"] = "step"
+        eta_w: Positive = 0.01
+        rehearsal: Annotated[int, Field(ge=0)] = 0  # steps after each trajectory on batches kept from all of them
+        kept: Count = 64  # batches of each cluster that are kept for it
         normalise: bool = True
         cross: Literal["bilevel", "intra", "uniform", "similarity"] = "bilevel"
         clustering: Clustering = "predictions"
         clusters: Annotated[int, Field(ge=0)] = 0  # 0: by silhouette
+        directions: Count = subspaces.DIRECTIONS  # of a site's images, with clustering by subspaces
         probes: Count = 256  # M
         probe: Literal["softmax", "logits"] = "softmax"
         follow: Share = 0.9  # β
-        recalibrate: bool = True
+        recalibrate: Literal["site", "synthetic", "none"] = "site"
         personal: bool = True
         personal_epochs: Epochs = 10
         personal_lr: Positive = 1e-2
+        personal_temperature: Positive = 20.0
         gamma: NotNegative = 0.5
         delta: NotNegative = 0.3
 
     def check(self, study: Study) -> None:
         """What any synthesis needs, and no more samples, clusters or comparisons than there can be."""
-        s = self.settings
+        s = self.settings.at(study.size)
         check_synthesis(self.name, study, s.batch)
         if s.samples > s.steps:
             raise BadInput(f"{self.name}.samples = {s.samples} is more than {s.steps} steps; use fewer samples")
         if s.clusters > len(study.sites):
             raise BadInput(f"{self.name}.clusters = {s.clusters}, but there are {len(study.sites)} sites; use fewer")
+        pixels = study.channels * study.size**2
+        if s.directions > pixels:
+            raise BadInput(f"{self.name}.directions = {s.directions} is more than {pixels} values an image has; use 3")
         if s.clustering == "parameters" and len({study.spec(site) for site in study.sites}) > 1:
             raise BadInput(f"{self.name}: parameters of different networks cannot be compared; cluster by predictions")
 
     def payload(self, study: Study, site: str) -> Payload:
-        """Up one network, home the cluster's model."""
-        return Payload(up=super().payload(study, site).up, home=network_groups(study.student_spec))
+        """Up one network, home the cluster's model; to cluster as PACFL does, directions of the site's images, too."""
+        up = super().payload(study, site).up
+        if self.settings.clustering == "subspaces":
+            up = (*up, self._subspace_group(study))
+        return Payload(up=up, home=network_groups(study.student_spec))
+
+    def _subspace_group(self, study: Study) -> Group:
+        features, directions = study.channels * study.size**2, self.settings.directions
+        what = "the main directions of the site's images: blends that look like images, though like no patient's alone"
+        return Group(SUBSPACE, what, 4 * features * directions, {"directions": ((features, directions), "float32")})
 
     def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
         """Train alone, send the network, and keep it for Stage 3."""
         found = yield from super().answer(ctx, site, request, memory)
         trained = int(found.bundle.group(SIZE)["images"]) > 0
+        if self.settings.clustering == "subspaces":
+            directions = subspaces.signature(site.train.images, self.settings.directions)
+            bundle = ctx.bundle("answer", site.name, {**found.bundle.groups, SUBSPACE: {"directions": directions}})
+            found = Answer(bundle, found.memory)
         return Answer(found.bundle, State({OWN: join_groups(found.bundle)}) if trained else memory)
 
     # Stages 1 and 2 ---------------------------------------------------------------------------------------------------
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
-        """One state per trajectory. Everything drawn derives from its number, so that a resume changes nothing."""
-        members = {site: Member(ctx.study.spec(site), w) for site, w in trained_models(answers).items()}
-        if CROSS not in state.groups:
-            state = self.clustered(ctx, members)
-        facts, cross = dict(state.facts), state.groups[CROSS]["weights"].clone()
-        at_work = [
-            self._cluster(ctx, state, k, [members[site] for site in sites]) for k, sites in enumerate(facts["clusters"])
-        ]
-        total, begun = self.settings.trajectories, facts["trajectory"]
-        with ctx.progress.task(f"{self.name}: trajectories of {len(at_work)} clusters", total, begun) as advance:
-            for number in range(begun, total):
-                last = self.trajectory(ctx, number, at_work, cross)
-                if number + 1 == total and self.settings.recalibrate:
-                    for cluster, weights in zip(at_work, cross.tolist(), strict=True):
-                        recalibrate(cluster.model.net, [x for x, w in zip(last, weights, strict=True) if w > 0])
-                groups = {CROSS: {"weights": cross.clone()}, **_groups(at_work)}
-                self._require_finite(t for tensors in groups.values() for t in tensors.values())
-                advance()
-                yield State(groups, {**facts, "trajectory": number + 1})
+        """One state per trajectory, and more where one takes long.
 
-    def clustered(self, ctx: Context, members: Mapping[str, Member]) -> State:
+        Everything drawn derives from a trajectory's number, so that a resume changes nothing.
+        """
+        members = {site: Member(ctx.study.spec(site), w) for site, w in trained_models(ctx, answers).items()}
+        if CROSS not in state.groups:
+            state = self.clustered(ctx, members, answers)
+        stage = StageTwo(ctx, self.settings.at(ctx.study.size), state, members)
+        total, begun = self.settings.trajectories, state.facts["trajectory"]
+        label = f"{self.name}: trajectories of {len(stage.clusters)} clusters"
+        with ctx.progress.task(label, total, begun) as advance:
+            for number in range(begun, total):
+                for _ in stage.trajectory(number, self.rate(number), state if number == begun else None):
+                    yield self._kept(stage, number)
+                if number + 1 == total and self.settings.recalibrate != "none":
+                    stage.recalibrate()
+                stage.parts.done = {}
+                advance()
+                yield self._kept(stage, number + 1)
+
+    def _kept(self, stage: StageTwo, number: int) -> State:
+        groups, facts = stage.kept()
+        if not all(bool(t.isfinite().all()) for tensors in groups.values() for t in tensors.values()):
+            raise RunFailed(f"{self.name}: a model diverged in Stage 2; use a smaller lr")
+        return State(groups, {**facts, "trajectory": number})
+
+    def clustered(self, ctx: Context, members: Mapping[str, Member], answers: Mapping[str, Bundle]) -> State:
         """Stage 1: who is with whom, and the weights that Stage 2 begins with (1/K each in Algorithm 1)."""
         s, study, models = self.settings, ctx.study, list(members.values())
-        noise = torch.randn(
-            (s.probes, study.channels, study.size, study.size), generator=ctx.streams.torch("noise probes")
-        )
-        points = (
-            parameters(models)
-            if s.clustering == "parameters"
-            else answers_to_noise(models, noise, ctx.device.torch, s.probe)
-        )
+        if s.clustering == "parameters":
+            points = parameters(models)
+        elif s.clustering == "subspaces":
+            points = subspaces.proximity([answers[site].group(SUBSPACE)["directions"] for site in members])
+        else:
+            shape = (s.probes, study.channels, study.size, study.size)
+            noise = torch.randn(shape, generator=ctx.streams.torch("noise probes"))
+            points = answers_to_noise(models, noise, ctx.device.torch, s.probe)
         found = group(points, s.clustering, s.clusters, ctx.streams.number("clusters"))
         sites = [
             [site for site, label in zip(members, found.labels, strict=True) if label == k] for k in range(found.count)
@@ -178,60 +199,12 @@ class FedBiCross(OneShot):
         silhouettes = {str(k): value for k, value in found.silhouettes.items()}
         return State({CROSS: {"weights": cross}}, {"trajectory": 0, "clusters": sites, "silhouettes": silhouettes})
 
-    def trajectory(self, ctx: Context, number: int, at_work: list[Cluster], cross: Tensor) -> list[Tensor]:
-        """Algorithm 1, lines 8 to 21, once; moves models and `cross`, and returns each cluster's last images."""
-        s, study = self.settings, ctx.study
-        labels = balanced_labels(s.batch, len(study.classes)).to(ctx.device.torch)
-        shape = (study.channels, study.size, study.size)
-        sampled = sampled_steps(s.steps, s.samples, ctx.streams.torch("sampled steps", index=number))
-        paths = [
-            invert(c.teachers, labels, shape, s.inversion(), ctx.streams.torch("synthesis", f"cluster-{k}", 0, number))
-            for k, c in enumerate(at_work)
-        ]
-        for iterates in zip(*paths, strict=True):
-            images, t = [iterate.images for iterate in iterates], iterates[0].step + 1
-            for cluster, batch in zip(at_work, images, strict=True):
-                cluster.adapted.follow(batch)
-            if t in sampled or s.inner == "all":
-                lessons = [
-                    Lesson(batch, c.teachers.logits(batch), c.adapted.logits(batch), 1 - t / s.steps, s.temperature)
-                    for c, batch in zip(at_work, images, strict=True)
-                ]
-                self._learn(at_work, lessons, cross, self.rate(number), outer=t in sampled)
-        return images
-
-    def _learn(self, at_work: list[Cluster], lessons: list[Lesson], cross: Tensor, rate: float, outer: bool) -> None:
-        """Every model's step, and at sampled steps that of its weights, in place."""
-        s = self.settings
-        split = s.batch - max(2, round(VALIDATION_SHARE * s.batch))
-        training = [lesson.part(slice(split)) for lesson in lessons]
-        for k, cluster in enumerate(at_work):
-            if outer and s.cross == "bilevel" and len(at_work) > 1:
-                validation = lessons[k].part(slice(split, None))
-                gradient = bilevel_update(cluster.model, training, validation, cross[k], rate)
-                self._require_finite([gradient])
-                cross[k] = simplex.descend(cross[k], gradient, s.eta_w, s.normalise)
-            else:
-                inner_update(cluster.model, training, cross[k], rate)
-
-    def _require_finite(self, tensors: Iterable[Tensor]) -> None:
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors):
-            raise RunFailed(f"{self.name}: a model diverged in Stage 2; use a smaller lr")
-
     def rate(self, number: int) -> float:
-        """η_G in a trajectory: steps at half and three quarters."""
-        passed = sum(number / self.settings.trajectories >= share for share in (0.5, 0.75))
-        return float(self.settings.lr * 0.1**passed)
-
-    def _cluster(self, ctx: Context, state: State, k: int, members: list[Member]) -> Cluster:
-        s, spec, device = self.settings, ctx.study.student_spec, ctx.device.torch
-        weights = state.groups.get(_name("model", k)) or ctx.study.fresh_weights(spec, "cluster model", f"cluster-{k}")
-        model = Student(spec, dict(weights), device, s.momentum, s.weight_decay)
-        model.restore_momentum(state.groups.get(_name("momentum", k), {}))
-        adapted = AdaptedTeachers(members, device, "ema", s.follow)
-        if _name("adapted", k) in state.groups:
-            adapted.restore(state.groups[_name("adapted", k)])
-        return Cluster(Teachers(members, device), adapted, model)
+        """η_G in a trajectory: a tenth after half of them and a hundredth after three quarters, or along a cosine."""
+        passed = number / self.settings.trajectories
+        if self.settings.schedule == "cosine":
+            return float(self.settings.lr * 0.5 * (1 + math.cos(math.pi * passed)))
+        return float(self.settings.lr * 0.1 ** sum(passed >= share for share in (0.5, 0.75)))
 
     # Home, and Stage 3 ------------------------------------------------------------------------------------------------
 
@@ -241,13 +214,15 @@ class FedBiCross(OneShot):
         largest = max(range(len(found)), key=lambda k: (len(found[k]), -k))
         own = {site: k for k, sites in enumerate(found) for site in sites}
         homes = [
-            layout_groups(ctx.study.student_spec, dict(state.groups[_name("model", k)])) for k in range(len(found))
+            layout_groups(ctx.study.student_spec, dict(state.groups[group_name("model", k)])) for k in range(len(found))
         ]
         return {site: ctx.bundle("delivery", site, homes[own.get(site, largest)]) for site in ctx.study.sites}
 
     def personal(self, ctx: Context, site: Site, delivered: Bundle, memory: State) -> Work[Predictor]:
         """Stage 3: fine-tune the cluster's model near itself and near the site's own."""
         s, spec, start = self.settings, ctx.study.student_spec, join_groups(delivered)
+        if s.recalibrate == "site" and len(site.train) > 1:
+            start = self._at_home(ctx, site, start)
         if not s.personal:
             return single(spec, start)
         teachers = [(s.gamma, Teacher(spec, start))]
@@ -261,26 +236,21 @@ class FedBiCross(OneShot):
             validation=site.val,
             recipe=replace(ctx.study.recipe(0, s.personal_epochs), lr=s.personal_lr),
             seed=ctx.streams.number("personal", site.name),
-            objective=PersonalDistillation([share for share, _ in teachers], s.temperature),
+            objective=PersonalDistillation([share for share, _ in teachers], s.personal_temperature),
             teachers=tuple(teacher for _, teacher in teachers),
         )
         return single(spec, fitted.weights)
 
+    def _at_home(self, ctx: Context, site: Site, weights: Weights) -> Weights:
+        """The cluster's model with the statistics of the site's own images."""
+        order = torch.randperm(len(site.train), generator=ctx.streams.torch("statistics", site.name))
+        batches = [part for part in torch.split(order, STATISTICS_BATCH) if len(part) > 1]
+        images = site.train.images
+        pixels = (normalise(images[part.to(images.device)].to(ctx.device.torch)) for part in batches)
+        precision = ctx.study.settings.train.precision
+        return retaken(ctx.study.student_spec, weights, pixels, ctx.device.torch, precision)
+
     def predictor(self, ctx: Context, state: State) -> Predictor | None:
         """The one cluster's model where there is only one."""
         alone = len(state.facts["clusters"]) == 1
-        return single(ctx.study.student_spec, dict(state.groups[_name("model", 0)])) if alone else None
-
-
-def _name(group: str, k: int) -> str:
-    return f"{group}-{k:03d}"
-
-
-def _groups(at_work: Sequence[Cluster]) -> dict[str, dict[str, Tensor]]:
-    """What must be kept of the clusters."""
-    found = {}
-    for k, cluster in enumerate(at_work):
-        found[_name("model", k)] = cluster.model.weights()
-        found[_name("momentum", k)] = cluster.model.momentum()
-        found[_name("adapted", k)] = cluster.adapted.statistics()
-    return found
+        return single(ctx.study.student_spec, dict(state.groups[group_name("model", 0)])) if alone else None

@@ -6,7 +6,7 @@ Model Adaptation, MICCAI 2023; Algorithm 1 of Kang et al., Medical Image Analysi
 Each epoch: (2) images are synthesised from noise for S steps (Eq. 5, 6) and every iterate is kept in memory; (3)
 noise-adapted copies of the teachers follow the memory backwards, from real to noise (Eq. 7); (4) the student goes
 through it forwards and learns λ·KD(adapted) + (1 − λ)·KD(original) with λ = 1 − s/S (Eq. 8, Eq. 2 to 4 at temperature
-20).
+20). Table 2's ablations: `learn_from` noise, the last images or the trajectory; `adaptation = "none"`.
 
 What the paper leaves open, and what its public code really does: the adapted teachers answer in training mode there,
 so with the statistics of the batch at hand, and what was adapted is never read; `adaptation = "batch"` is that
@@ -14,25 +14,37 @@ reading, `"ema"` (the default) the paper's. Adapted statistics persist over epoc
 logits (code; the text has the mean over sites: `classify = "each"`); the batch-norm term is averaged over sites (Eq.
 6; the code sums: `bn_over = "sum"`). The student's schedule, momentum and weight decay are the code's. Convergence is
 a fixed number of epochs.
+
+What costs less here for the same result: of the S steps back to noise, those so far from the end that float32 no
+longer feels them (0.9¹⁵⁸ < 2⁻²⁴) are not taken. `reuse` goes further and changes the images slightly: the student
+learns from them as the synthesis showed them to the teachers, shifted by the jitter, so that their answers are known.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from wardround.learn.predictor import Member
+from wardround.learn.replay import Replay, each
 from wardround.methods.base import Context
-from wardround.methods.distilled import Distilled, DistilledSettings
+from wardround.methods.distilled import Distilled, DistilledSettings, Epochs, Groups, Midway
+from wardround.methods.parts import Parts
 from wardround.methods.state import State
 from wardround.settings import Share
-from wardround.synthesis.inversion import balanced_labels, invert
+from wardround.synthesis.gallery import Trail
+from wardround.synthesis.inversion import Synthesis, balanced_labels
+from wardround.synthesis.memory import Memory
 from wardround.synthesis.student import Student, distillation
 from wardround.synthesis.teachers import Adaptation, AdaptedTeachers, Teachers
 
-ADAPTED = "adapted"
+ADAPTED, SYNTHESIS = "adapted", "synthesis"
+NOT_FELT = 2.0**-24  # a share smaller than this changes no float32
 
 
 class FedISCA(Distilled):
@@ -45,33 +57,127 @@ class FedISCA(Distilled):
     class Settings(DistilledSettings):
         """`adaptation`: the paper's running statistics or the code's batch statistics; `follow`: Eq. 7's momentum."""
 
-        adaptation: Adaptation = "ema"
+        adaptation: Adaptation | Literal["none"] = "ema"
         follow: Share = 0.9
+        learn_from: Literal["trajectory", "images", "noise"] = "trajectory"
+        reuse: bool = False
 
-    def epochs(
-        self, ctx: Context, state: State, members: list[Member], student: Student, begun: int
-    ) -> Iterator[tuple[int, dict[str, dict[str, Tensor]]]]:
+    def epochs(self, ctx: Context, state: State, members: list[Member], student: Student, begun: int) -> Epochs:
         """Algorithm 1, lines 3 to 21."""
-        study, s, device = ctx.study, self.settings, ctx.device.torch
-        teachers = Teachers(members, device)
-        adapted = AdaptedTeachers(members, device, s.adaptation, s.follow)
+        work = _AtWork(self, ctx, members, student)
+        self.trail = work.trail
+        self.trail.load(state)
         if state.groups.get(ADAPTED):
-            adapted.restore(state.groups[ADAPTED])
-        labels = balanced_labels(s.batch, len(study.classes)).to(device)
-        shape = (study.channels, study.size, study.size)
-        for epoch in range(begun, s.epochs):
+            work.adapted.restore(state.groups[ADAPTED])
+        for epoch in range(begun, self.settings.epochs):
+            student.set_rate(self.rate(epoch))
             generator = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
-            memory = [i.images for i in invert(teachers, labels, shape, s.inversion(), generator)]
-            for images in reversed(memory):
-                adapted.follow(images)
-            for step, images in enumerate(memory):
-                noise = 1 - (step + 1) / len(memory)
-                loss = self.loss(adapted.logits(images), teachers.logits(images), student.logits(images), noise)
-                student.learn(loss, self.rate(epoch))
-            yield epoch, {ADAPTED: adapted.statistics()}
+            midway = state.facts.get("midway") if epoch == begun else None
+            if midway is None:
+                work.begin(epoch, generator)
+            else:
+                work.restore(epoch, state, midway, generator)
+            yield from work.rest()
+            yield epoch, {ADAPTED: work.adapted.statistics()}
 
-    def loss(self, adapted: Tensor, original: Tensor, student: Tensor, noise: float) -> Tensor:
-        """Eq. 8 at the noise level λ."""
-        temperature = self.settings.temperature
-        far, near = distillation(adapted, student, temperature), distillation(original, student, temperature)
-        return torch.lerp(near, far, noise)
+
+class _AtWork:
+    """One epoch at a time: synthesis, adaptation, distillation, each able to stop after any step."""
+
+    def __init__(self, method: FedISCA, ctx: Context, members: list[Member], student: Student) -> None:
+        study, device, precision = ctx.study, ctx.device.torch, ctx.study.settings.train.precision
+        self.ctx, self.student = ctx, student
+        self.settings = s = method.settings.at(study.size)
+        self.teachers = Teachers(members, device, precision)
+        reading: Adaptation = "ema" if s.adaptation == "none" else s.adaptation
+        self.adapted = AdaptedTeachers(members, device, reading, s.follow, precision)
+        shape = (study.channels, study.size, study.size)
+        self.labels = balanced_labels(s.batch, len(study.classes)).to(device)
+        self.synthesis = Synthesis(self.teachers, self.labels, shape, s.inversion())
+        self.memory = Memory(device, s.steps, (s.batch, *shape), precision)
+        self.follow = Replay(self.adapted.follow, device)
+        self.reused = s.reuse and s.learn_from != "noise"  # noise was shown to nobody
+        self.learn = Replay(self._reuse if self.reused else self._learn, device)
+        self.parts = Parts(ctx, method.watch)
+        self.trail = Trail(self.labels, study.classes, s.steps)
+
+    def begin(self, epoch: int, generator: torch.Generator) -> None:
+        """A new epoch."""
+        self.epoch = epoch
+        self.memory.clear()
+        self.synthesis.begin(generator)
+        self.parts.done = {}
+
+    def restore(self, epoch: int, state: State, done: dict[str, int], generator: torch.Generator) -> None:
+        """An epoch that was stopped."""
+        self.epoch = epoch
+        self.memory.restore(state.groups)
+        self.synthesis.restore(state.groups[SYNTHESIS], done["synthesis"], generator)
+        self.parts.done = dict(done)
+
+    def rest(self) -> Iterator[Midway]:
+        """What is left of the epoch; whenever a checkpoint is due, what it needs."""
+        for part, step, total in (
+            ("synthesis", self._synthesise, self.settings.steps),
+            ("adaptation", self._follow, self._steps_back()),
+            ("distillation", self._distil, self.settings.steps),
+        ):
+            for _ in self.parts.run(part, step, total):
+                yield Midway(self._groups(), dict(self.parts.done))
+
+    def _groups(self) -> Groups:
+        return {
+            ADAPTED: self.adapted.statistics(),
+            SYNTHESIS: self.synthesis.state(),
+            **self.memory.groups(),
+        }
+
+    # Steps ------------------------------------------------------------------------------------------------------------
+
+    def _synthesise(self, number: int) -> None:
+        """One step of Eq. 5; the iterate is remembered, or with `reuse` the one before it as the teachers saw it."""
+        s = self.settings
+        if s.learn_from == "noise":
+            draw = self.ctx.streams.torch("noise", round=self.ctx.round, index=self.epoch * s.steps + number)
+            self.memory.add(torch.randn(self.synthesis.images.shape, generator=draw).to(self.labels.device))
+            return
+        self.synthesis.start()
+        iterate = self.synthesis.wait()
+        self.trail.see(number, iterate.images)
+        self.memory.add(iterate.seen if self.reused else iterate.images, iterate.logits if self.reused else None)
+
+    def _steps_back(self) -> int:
+        """How many steps of adaptation are felt at the end of it."""
+        s = self.settings
+        if s.adaptation != "ema":
+            return 0
+        return min(int(s.steps), math.ceil(math.log(NOT_FELT) / math.log(s.follow)) if s.follow > 0 else 1)
+
+    def _follow(self, number: int) -> None:
+        """Eq. 7, backwards; the first of the steps that are felt is that many from the noise."""
+        self.follow(self.memory.images(self._steps_back() - 1 - number))
+
+    def _distil(self, number: int) -> None:
+        """Eq. 8, forwards."""
+        s = self.settings
+        place = s.steps - 1 if s.learn_from == "images" else number
+        left = 0.0 if s.adaptation == "none" or s.learn_from == "images" else 1 - (number + 1) / s.steps
+        noise = torch.full((), left, device=self.labels.device)
+        known = (self.memory.logits(place),) if self.reused else ()
+        self.learn(self.memory.images(place), noise, *known)
+
+    def _learn(self, images: Tensor, noise: Tensor) -> None:
+        original, adapted, said = each(
+            [partial(of.logits, images) for of in (self.teachers, self.adapted, self.student)]
+        )
+        self.student.step(mixed_distillation(original, adapted, said, noise, self.settings.temperature))
+
+    def _reuse(self, images: Tensor, noise: Tensor, original: Tensor) -> None:
+        adapted, said = each([partial(of.logits, images) for of in (self.adapted, self.student)])
+        self.student.step(mixed_distillation(original, adapted, said, noise, self.settings.temperature))
+
+
+def mixed_distillation(original: Tensor, adapted: Tensor, said: Tensor, noise: Tensor, temperature: float) -> Tensor:
+    """Eq. 8 at the noise level λ."""
+    near, far = distillation(original, said, temperature), distillation(adapted, said, temperature)
+    return torch.lerp(near, far, noise)

@@ -14,6 +14,7 @@ from wardround.data.federation import Site
 from wardround.errors import RunFailed
 from wardround.exchange.bundle import SIZE, Bundle
 from wardround.exchange.payload import SIZE_GROUP, Payload, network_groups
+from wardround.learn.fit import Fit
 from wardround.methods.alone import local_fit
 from wardround.methods.base import Answer, Context, Method, Work, join_groups, split_groups
 from wardround.methods.state import State
@@ -38,24 +39,32 @@ class OneShot(Method):
         """Every site once, with an empty request: a site draws its own initial weights."""
         return {site: ctx.bundle("request", site, {}) for site in ctx.study.sites} if ctx.round == 0 else None
 
+    def fit(self, ctx: Context, site: Site, request: Bundle) -> Fit:
+        """What a site trains: alone, for the whole budget."""
+        return local_fit(ctx, site)
+
     def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
-        """Train alone, send the network."""
-        fitted = yield local_fit(ctx, site)
+        """Train, send the network."""
+        fitted = yield self.fit(ctx, site, request)
         groups: dict[str, dict[str, Tensor]] = split_groups(ctx, site.name, fitted.weights)
         groups[SIZE] = {"images": torch.tensor(fitted.trained_on)}
         return Answer(ctx.bundle("answer", site.name, groups), memory)
 
 
-def trained_models(answers: Mapping[str, Bundle]) -> dict[str, Weights]:
-    """The uploaded networks by site, without those of sites too small to train; refused by name when not finite."""
+def trained_models(ctx: Context, answers: Mapping[str, Bundle]) -> dict[str, Weights]:
+    """The uploaded networks by site, without those of sites too small to train.
+
+    One that holds NaN or infinite values is refused with a note that names the site; the rest go on.
+    """
     models = {}
     for site in sorted(answers):
         if int(answers[site].group(SIZE)["images"]) == 0:
             continue
         weights = join_groups(answers[site])
-        if not all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point()):
-            raise RunFailed(f"the model of {site} is not finite: it sent NaN or infinity")
-        models[site] = weights
+        if all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point()):
+            models[site] = weights
+        else:
+            ctx.note(f"the model of {site} is refused: it holds NaN or infinite values")
     if not models:
-        raise RunFailed("no site sent a usable model: all were too small to train; give sites more images")
+        raise RunFailed("no site sent a usable model: all were too small to train, or not finite; give more images")
     return models

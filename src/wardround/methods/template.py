@@ -95,6 +95,8 @@ class Averaging(Method):
     def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
         """Train from what was received (with the site's own tensors where it keeps some) and send the shared ones."""
         received = self.assemble(ctx, site, request, memory)
+        if ctx.round == 0 and ctx.study.settings.init == "own":
+            received = ctx.study.initial(site.name)
         fitted = yield Fit(
             label=f"{site.name}, round {ctx.round + 1}",
             spec=ctx.study.spec(site.name),
