@@ -1,0 +1,108 @@
+"""From the entries of `one_shot_grid.py` to means over seeds, beside what the papers print."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import published
+
+MEASURES = {
+    "local_accuracy": "each site's personal predictor on that site's local test, averaged over sites",
+    "global_accuracy": "the same personal predictors on the global test, averaged over sites",
+    "balance": "the mean of local and global accuracy",
+    "worst_site_accuracy": "the lowest accuracy of a personal predictor on its own site's local test",
+    "shared_global_accuracy": "the one shared model on the global test; none where there is no such model",
+    "shared_local_accuracy": "the one shared model on each site's local test, averaged over sites",
+}
+SECONDS = (
+    "of the run, without the time it lay stopped; an entry under which site models were trained (fits.trained) "
+    "includes that, and the others of its cell reused them"
+)
+PUBLISHED = {
+    "label": published.LABEL,
+    "local": "FedBiCross (arXiv 2601.01901v4), Tables 1 and 2, N = 5, in percent, to be put beside local_accuracy; "
+    "of its rows K = 2, 3, 4 the highest",
+    "shared_global": "E-FedISCA (Medical Image Analysis 2025), Table 3, in percent, to be put beside "
+    "shared_global_accuracy",
+}
+COLUMNS = {
+    "local_accuracy": "local",
+    "global_accuracy": "global",
+    "balance": "balance",
+    "worst_site_accuracy": "worst site",
+    "shared_global_accuracy": "shared, global",
+}
+NONE = "–"
+
+Record = Mapping[str, Any]
+
+
+def summarise(entries: Iterable[Record], sites: int) -> list[dict[str, Any]]:
+    """Mean and sample standard deviation over seeds by set, alpha and entry, in the order of first appearance.
+
+    Entries of one label under different settings are never averaged together: they are rows of their own.
+    """
+    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
+    for entry in entries:
+        groups[entry["set"], entry["alpha"], entry["entry"], entry["recipe"]].append(entry)
+    return [_row(images, alpha, label, found, sites) for (images, alpha, label, _), found in groups.items()]
+
+
+def _row(images: str, alpha: float, label: str, found: list[Record], sites: int) -> dict[str, Any]:
+    means, deviations = {}, {}
+    for measure in MEASURES:
+        values = [entry["figures"][measure] for entry in found if entry["figures"][measure] is not None]
+        means[measure] = round(statistics.fmean(values), 6) if values else None
+        deviations[measure] = round(statistics.stdev(values), 6) if len(values) > 1 else None
+    comparable = sites == published.SITES
+    return {
+        "set": images,
+        "alpha": alpha,
+        "entry": label,
+        "recipe": found[0]["recipe"],
+        "seeds": sorted(entry["seed"] for entry in found),
+        "mean": means,
+        "standard_deviation": deviations,
+        "seconds": round(statistics.fmean(entry["seconds"] for entry in found), 1),
+        "published": {
+            "local": published.local(images, alpha, label) if comparable else None,
+            "shared_global": published.shared_global(images, alpha, label) if comparable else None,
+        },
+    }
+
+
+def markdown(results: Record) -> str:
+    """The summary as Markdown: one table per set and alpha, in percent, and what the columns mean."""
+    tables: dict[tuple[str, float], list[str]] = defaultdict(list)
+    for row in results["summary"]:
+        tables[row["set"], row["alpha"]].append(_line(row))
+    head = ["entry", "seeds", *COLUMNS.values(), "seconds", "published, local", "published, global"]
+    lines = []
+    for (images, alpha), rows in sorted(tables.items()):
+        lines += [f"### {images}, α = {alpha:g}", "", _cells(head), _cells(["---"] * len(head)), *rows, ""]
+    lines += [f"- {name}: {MEASURES[key]}" for key, name in COLUMNS.items()]
+    lines.append(f"- ± is the sample standard deviation over seeds; seconds: {SECONDS}")
+    lines += [f"- published, {key.removeprefix('shared_')}: {PUBLISHED[key]}" for key in ("local", "shared_global")]
+    lines.append(f"- {PUBLISHED['label']}")
+    sets = dict.fromkeys(images for images, _ in tables)
+    lines += [f"- {published.STAND_INS[images]}" for images in sets if images in published.STAND_INS]
+    return "\n".join(lines)
+
+
+def _line(row: Record) -> str:
+    figures = [_figure(row["mean"][key], row["standard_deviation"][key]) for key in COLUMNS]
+    stated = [NONE if value is None else f"{value:.2f}" for value in row["published"].values()]
+    return _cells([row["entry"], str(len(row["seeds"])), *figures, f"{row['seconds']:.0f}", *stated])
+
+
+def _figure(mean: float | None, deviation: float | None) -> str:
+    if mean is None:
+        return NONE
+    return f"{100 * mean:.1f}" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
+
+
+def _cells(texts: Iterable[str]) -> str:
+    return f"| {' | '.join(texts)} |"

@@ -1,0 +1,183 @@
+"""The coordinator's work on a GPU, part by part, against plain eager fp32 code that does the same.
+
+Five ResNet-18 teachers with random weights and plausible statistics (speed does not depend on what they know), batch
+256, images of 28 pixels. The baseline is written here as the public code is: statistics in forward hooks, one kernel
+at a time. Ours is what the methods call.
+
+    python benchmarks/synthesis.py [--out synthesis.json] [--precision bf16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from common import report
+from wardround.learn.predictor import Member
+from wardround.learn.replay import Replay, each
+from wardround.models import NetSpec, build, fresh
+from wardround.synthesis.inversion import Inversion, Synthesis, balanced_labels, total_variation
+from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.teachers import AdaptedTeachers, Precision, Teachers
+
+SITES, BATCH, CLASSES = 5, 256, 8
+SPEC = NetSpec("resnet18", 3, CLASSES, 28)
+SHAPE = (3, 28, 28)
+WARM_UP = 10
+
+
+def members() -> list[Member]:
+    """Networks whose running statistics are those of noise, so that nothing overflows."""
+    found = []
+    for site in range(SITES):
+        draw = torch.Generator().manual_seed(site)
+        net = build(SPEC)
+        net.load_state_dict(fresh(SPEC, draw))
+        net.train()
+        with torch.no_grad():
+            for _ in range(5):
+                net(torch.randn((32, *SHAPE), generator=draw))
+        found.append(Member(SPEC, dict(net.state_dict())))
+    return found
+
+
+def milliseconds(step: Callable[[], object], steps: int) -> float:
+    """Per step, after a warm-up."""
+    for _ in range(WARM_UP):
+        step()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / steps * 1000
+
+
+class Plain:
+    """FedISCA's three loops, in eager fp32."""
+
+    def __init__(self, of: list[Member], device: torch.device) -> None:
+        self.teachers = [self._net(m, device).eval().requires_grad_(False) for m in of]
+        self.adapted = [self._net(m, device).train().requires_grad_(False) for m in of]
+        self.student = self._net(of[0], device).train()
+        self.sgd = torch.optim.SGD(self.student.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4)
+        self.images = torch.randn((BATCH, *SHAPE), device=device, requires_grad=True)
+        self.labels = balanced_labels(BATCH, CLASSES).to(device)
+        self.adam = torch.optim.Adam([self.images], lr=0.05)
+        self.gaps: list[Tensor] = []
+        self.hooks = [
+            layer.register_forward_pre_hook(self._measure)
+            for net in self.teachers
+            for layer in net.modules()
+            if isinstance(layer, nn.BatchNorm2d)
+        ]
+
+    @staticmethod
+    def _net(of: Member, device: torch.device) -> nn.Module:
+        net = build(of.spec)
+        net.load_state_dict(of.weights)
+        return net.to(device)
+
+    def _measure(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        variance, mean = torch.var_mean(inputs[0], dim=(0, 2, 3), unbiased=False)
+        self.gaps.append((mean - layer.running_mean).norm() + (variance - layer.running_var).norm())  # type: ignore[operator]
+
+    def synthesise(self) -> None:
+        """One step of Eq. 5."""
+        self.gaps.clear()
+        seen = torch.roll(self.images, (1, -1), dims=(2, 3))
+        logits = torch.stack([net(seen) for net in self.teachers]).mean(dim=0)
+        gap = torch.stack(self.gaps).sum() / SITES
+        loss = F.cross_entropy(logits, self.labels) + 10 * gap + 2.5e-5 * total_variation(seen)
+        self.adam.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.adam.step()
+
+    @torch.no_grad()
+    def adapt(self) -> None:
+        """One step of Eq. 7."""
+        for net in self.adapted:
+            net(self.images)
+
+    def distil(self) -> None:
+        """One step of Eq. 8."""
+        x = self.images.detach()
+        with torch.no_grad():
+            near = torch.stack([net(x) for net in self.teachers]).mean(dim=0)
+            far = torch.stack([net(x) for net in self.adapted]).mean(dim=0)
+        self.gaps.clear()
+        said = self.student(x)
+        loss = 0.5 * distillation(near, said, 20.0) + 0.5 * distillation(far, said, 20.0)
+        self.sgd.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.sgd.step()
+
+
+class Ours:
+    """The same with the project's own parts."""
+
+    def __init__(self, of: list[Member], device: torch.device, precision: Precision) -> None:
+        self.teachers = Teachers(of, device, precision)
+        self.adapted = AdaptedTeachers(of, device, "ema", 0.9, precision)
+        self.student = Student(SPEC, of[0].weights, device, 0.9, 5e-4, precision)
+        self.student.set_rate(1e-3)
+        labels = balanced_labels(BATCH, CLASSES).to(device)
+        self.synthesis = Synthesis(self.teachers, labels, SHAPE, Inversion(steps=10**6, batch=BATCH))
+        self.synthesis.begin(torch.Generator().manual_seed(0))
+        self.images = torch.randn((BATCH, *SHAPE), device=device).to(memory_format=torch.channels_last)
+        self.noise = torch.full((), 0.5, device=device)
+        self.follow = Replay(self.adapted.follow, device)
+        self.learn = Replay(self._learn, device)
+
+    def synthesise(self) -> None:
+        """One step of Eq. 5."""
+        self.synthesis.start()
+        self.synthesis.wait()
+
+    def adapt(self) -> None:
+        """One step of Eq. 7."""
+        self.follow(self.images)
+
+    def distil(self) -> None:
+        """One step of Eq. 8."""
+        self.learn(self.images, self.noise)
+
+    def _learn(self, images: Tensor, noise: Tensor) -> None:
+        near, far, said = each([partial(of.logits, images) for of in (self.teachers, self.adapted, self.student)])
+        self.student.step(torch.lerp(distillation(near, said, 20.0), distillation(far, said, 20.0), noise))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--precision", nargs="+", default=["bf16", "fp32"])
+    parser.add_argument("--steps", type=int, default=100)
+    options = parser.parse_args()
+    device, of = torch.device("cuda"), members()
+    parts = ("synthesise", "adapt", "distil")
+    plain = Plain(of, device)
+    base = {part: milliseconds(getattr(plain, part), max(options.steps // 4, 10)) for part in parts}
+    del plain
+    rows = [("eager fp32, ms a step", ", ".join(f"{part} {base[part]:.1f}" for part in parts))]
+    found = {"eager fp32": base}
+    for precision in options.precision:
+        ours = Ours(of, device, precision)
+        times = {part: milliseconds(getattr(ours, part), options.steps) for part in parts}
+        found[precision] = times
+        words = ", ".join(f"{part} {times[part]:.1f} ({base[part] / times[part]:.1f}x)" for part in parts)
+        whole = sum(base.values()) / sum(times.values())
+        rows.append((f"ours {precision}, ms a step", f"{words}; an epoch of FedISCA {whole:.1f}x"))
+        rows.append((f"peak memory, {precision}", f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"))
+    report("synthesis", rows, options.out, n=options.steps, milliseconds=found)
+
+
+if __name__ == "__main__":
+    main()
