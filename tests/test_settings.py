@@ -11,6 +11,7 @@ import pytest
 from pydantic import Field
 
 from wardround.errors import BadInput
+from wardround.methods.registry import make
 from wardround.settings import (
     Frozen,
     Settings,
@@ -160,8 +161,25 @@ def test_a_preset_is_a_name_or_a_file(tmp_path: Path) -> None:
     assert read_preset(str(tmp_path / "mine.toml")) == {"rounds": 7}
     with pytest.raises(BadInput, match=r"^there is no preset 'mine'; use .*the path of a TOML file$"):
         read_preset("mine")
-    for name in preset_names():
-        validate(read_preset(name))
+
+
+@pytest.mark.parametrize("name", ["demo", "fast", "paper"])
+def test_a_preset_sets_values_and_never_the_method_or_the_data(name: str) -> None:
+    assert name in preset_names()
+    tree = read_preset(name)
+    validate(tree)
+    assert not {"method", "data", "seed", "device"} & tree.keys()
+    for method, own in tree["set"].items():
+        make(method, own)
+
+
+def test_the_fast_preset_says_what_differs_from_the_papers() -> None:
+    """Whatever it sets for a method is another value than under `paper`, or the line says that it is ours."""
+    fast, paper = read_preset("fast"), read_preset("paper")
+    for method, own in fast["set"].items():
+        published = make(method, paper["set"].get(method, {})).settings
+        assert all(value != getattr(published, key) for key, value in own.items())
+    assert overlay(fast, {"set": {}})["train"] == {**paper["train"], "precision": "bf16"}
 
 
 # Complaints -----------------------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ class Replay(Generic[T]):
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: tuple[Tensor, ...] = ()
-        self.given: tuple[Tensor, ...] = ()
         self.result: T
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
@@ -45,17 +44,21 @@ class Replay(Generic[T]):
         if self.stream is None:
             self.result = self.step(*inputs)
             return
-        self.given = inputs  # or their memory might be handed out again before this stream has read them
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        for given in inputs:
+            given.record_stream(self.stream)  # the caller may let go of it before the step has read it
         with torch.cuda.stream(self.stream):
             self._run(inputs)
 
     def wait(self) -> T:
-        """The result of the step that was started; what follows on the caller's stream follows it."""
+        """The result of the step that was started."""
+        self.join()
+        return self.result
+
+    def join(self) -> None:
+        """What follows on the caller's stream follows all steps that were started."""
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
-            self.given = ()
-        return self.result
 
     def _run(self, inputs: tuple[Tensor, ...]) -> None:
         self.calls += 1

@@ -62,6 +62,7 @@ class Cluster:
 
     def groups(self) -> dict[str, dict[str, Tensor]]:
         """What must be kept of it between two trajectories."""
+        self.follow.join()
         return {
             group_name("model", self.k): self.student.weights(),
             group_name("momentum", self.k): self.student.momentum(),
@@ -115,17 +116,21 @@ class StageTwo:
             yield from self.parts.run("distillation", self.rehearsal.step, s.rehearsal)
 
     def _step(self, number: int) -> None:
-        """Eq. 2 and 3 for every cluster, and at the steps that are sampled Eq. 7 and 8."""
+        """Eq. 2 and 3 for every cluster, and at the steps that are sampled Eq. 7 and 8.
+
+        On a GPU the teachers follow the images while the next step of the synthesis runs already.
+        """
         device, s, t = self.ctx.device, self.settings, number + 1
         together([cluster.synthesis.start for cluster in self.clusters], device)
         images = [cluster.synthesis.wait().images for cluster in self.clusters]
         pairs = list(zip(self.clusters, images, strict=True))
         together([partial(cluster.follow.start, batch) for cluster, batch in pairs], device)
         for cluster, batch in pairs:
-            cluster.follow.wait()
             cluster.trail.see(number, batch)
         if t in self.sampled or s.inner == "all":
             noise = torch.full((), 1 - t / s.steps, device=device.torch)
+            for cluster in self.clusters:
+                cluster.follow.join()
             together([partial(cluster.ask.start, batch) for cluster, batch in pairs], device)
             lessons = [Lesson(batch, *cluster.ask.wait(), noise) for cluster, batch in pairs]
             if self.rehearsal is not None and t in self.sampled and 2 * t > s.steps:  # mostly noise before
