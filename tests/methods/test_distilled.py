@@ -1,37 +1,34 @@
-"""`deepinversion` and `fedisca`: whole epochs against plain loops, resumes, the studies that they take or refuse."""
+"""`deepinversion` and `fedisca`: whole epochs against plain loops, and their pieces."""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tiny import CPU, context, coordinate, deployed, drive, federation, predictor_bytes, study, watch_bundles
-from wardround import coordinator
+from tiny import CPU, context, drive, federation, study
 from wardround.data.federation import Federation
-from wardround.data.imageset import ImageSet
-from wardround.errors import BadInput, RunFailed
 from wardround.exchange.bundle import Bundle
 from wardround.learn.fit import weights_hash
 from wardround.learn.predictor import Member
 from wardround.methods import deepinversion
 from wardround.methods.base import Context
-from wardround.methods.deepinversion import DeepInversion
 from wardround.methods.distilled import Distilled
-from wardround.methods.fedisca import FedISCA
+from wardround.methods.fedisca import mixed_distillation
 from wardround.methods.registry import make
 from wardround.methods.state import State
-from wardround.models import StagedNet, Weights, build, spec_layout
-from wardround.synthesis.inversion import Iterate
+from wardround.models import StagedNet, Weights, build
+from wardround.synthesis.inversion import Iterate, Synthesis
+from wardround.synthesis.student import Student
+from wardround.synthesis.teachers import AdaptedTeachers
 
 BOTH = ["deepinversion", "fedisca"]
 OWN: dict[str, dict[str, Any]] = {
-    "deepinversion": {"epochs": 3, "steps": 4, "batch": 6, "kd_steps": 3, "lr": 0.05},
-    "fedisca": {"epochs": 3, "steps": 4, "batch": 6, "lr": 0.05},
+    "deepinversion": {"epochs": 3, "steps": 4, "batch": 6, "kd_steps": 3, "lr": 0.05, "shots": 1},
+    "fedisca": {"epochs": 3, "steps": 4, "batch": 6, "lr": 0.05, "shots": 1},
 }
 
 
@@ -47,6 +44,17 @@ def answers(ctx: Context, data: Federation) -> dict[str, Bundle]:
     requests = asked.ask(ctx, State())
     assert requests is not None
     return {site.name: drive(ctx, asked.answer(ctx, site, requests[site.name], State())).bundle for site in data.sites}
+
+
+Two = tuple[Context, dict[str, Bundle]]
+
+
+@pytest.fixture(scope="module")
+def two() -> Two:
+    """Two sites that have sent fedisca what they send."""
+    data = federation((9, 6))
+    ctx = context(study(data, method="fedisca"))
+    return ctx, answers(ctx, data)
 
 
 def members(ctx: Context, sent: dict[str, Bundle]) -> list[Member]:
@@ -86,20 +94,29 @@ def statistics_distance(teacher: StagedNet, x: Tensor) -> Tensor:
             if isinstance(layer, nn.BatchNorm2d):
                 mean = x.mean(dim=(0, 2, 3))
                 variance = ((x - mean.reshape(1, -1, 1, 1)) ** 2).mean(dim=(0, 2, 3))
+                assert layer.running_mean is not None and layer.running_var is not None  # noqa: PT018
                 total = total + ((mean - layer.running_mean) ** 2).sum().sqrt()
                 total = total + ((variance - layer.running_var) ** 2).sum().sqrt()
             x = layer(x.clone())
     return total
 
 
-def synthesis(teachers: list[StagedNet], draw: torch.Generator) -> tuple[list[Tensor], list[float]]:
-    """Four steps of Adam at 0.05 on six images: iterates, and the loss before each step."""
+class Point(NamedTuple):
+    """Images after a step of the synthesis; before it the loss, and the images as the teachers saw them."""
+
+    images: Tensor
+    loss: float
+    seen: Tensor
+
+
+def synthesis(teachers: list[StagedNet], draw: torch.Generator, steps: int = 4) -> list[Point]:
+    """Steps of Adam at 0.05 on six images."""
     x = torch.randn(6, 3, 8, 8, generator=draw)
-    shifts = torch.randint(-2, 3, (4, 2), generator=draw)
+    shifts = torch.randint(-2, 3, (steps, 2), generator=draw)
     x.requires_grad_(True)
     adam = torch.optim.Adam([x], lr=0.05)
     labels = torch.tensor([0, 1, 2, 3, 0, 1])
-    found, losses = [], []
+    found = []
     for dy, dx in shifts.tolist():
         seen = x.roll((dy, dx), dims=(2, 3))
         variation = (
@@ -111,11 +128,11 @@ def synthesis(teachers: list[StagedNet], draw: torch.Generator) -> tuple[list[Te
         distance = sum((statistics_distance(t, seen) for t in teachers), torch.zeros(())) / len(teachers)
         loss = F.cross_entropy(mean_logits(teachers, seen), labels) + 10 * distance + 2.5e-5 * variation
         adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
+        before = seen.detach().clone()
         adam.step()
-        found.append(x.detach().clone())
-        losses.append(loss.item())
-    return found, losses
+        found.append(Point(x.detach().clone(), loss.item(), before))
+    return found
 
 
 def kd(teacher: Tensor, student: Tensor) -> Tensor:
@@ -139,23 +156,36 @@ def learn(optimiser: torch.optim.SGD, loss: Tensor, rate: float) -> None:
 RATES = (0.05, 0.05, 0.005)  # of three epochs: half of them have passed before the third
 
 
-def plain_fedisca(ctx: Context, of: list[Member], adaptation: str) -> Iterator[tuple[Weights, list[StagedNet]]]:
-    """Algorithm 1, with s from 1 to S."""
+def plain_memory(ctx: Context, teachers: list[StagedNet], epoch: int, s: Any) -> list[Tensor]:
+    """What an epoch learns from: iterates, what teachers saw before each step, or noise."""
+    if s.learn_from == "noise":
+        draws = [ctx.streams.torch("noise", index=epoch * s.steps + i) for i in range(s.steps)]
+        return [torch.randn(6, 3, 8, 8, generator=draw) for draw in draws]
+    points = synthesis(teachers, ctx.streams.torch("synthesis", index=epoch), s.steps)
+    return [point.seen if s.reuse else point.images for point in points]
+
+
+def plain_fedisca(ctx: Context, of: list[Member], s: Any) -> Iterator[tuple[Weights, list[StagedNet]]]:
+    """Algorithm 1, with s from 1 to S: all S steps back to noise are taken, whether they are felt or not."""
     teachers, adapted = [network(m) for m in of], [network(m) for m in of]
+    for layer in (m for net in adapted for m in net.modules() if isinstance(m, nn.BatchNorm2d)):
+        layer.momentum = 1 - s.follow
     student, optimiser = learner(ctx)
-    for epoch, rate in enumerate(RATES):
-        memory, _ = synthesis(teachers, ctx.streams.torch("synthesis", index=epoch))
+    for epoch, rate in enumerate(RATES[: s.epochs]):
+        memory = plain_memory(ctx, teachers, epoch, s)
         with torch.no_grad():
             for x in reversed(memory):
-                for net in adapted:
+                for net in adapted if s.adaptation == "ema" else []:
                     net.train()(x)
-        for s, x in enumerate(memory, 1):
+        for number, iterate in enumerate(memory, 1):
+            x = memory[-1] if s.learn_from == "images" else iterate
+            noise = 1 - number / s.steps if s.learn_from != "images" and s.adaptation != "none" else 0.0
             with torch.no_grad():
                 for net in adapted:
-                    net.train(adaptation == "batch")
+                    net.train(s.adaptation == "batch")
                 far, near = mean_logits(adapted, x), mean_logits(teachers, x)
             own = student(x)
-            learn(optimiser, (1 - s / 4) * kd(far, own) + s / 4 * kd(near, own), rate)
+            learn(optimiser, noise * kd(far, own) + (1 - noise) * kd(near, own), rate)
         yield {name: t.clone() for name, t in student.state_dict().items()}, adapted
 
 
@@ -166,9 +196,9 @@ def plain_deepinversion(ctx: Context, of: list[Member], keep: str) -> Iterator[t
     pool: list[Tensor] = []
     for epoch, rate in enumerate(RATES):
         draw = ctx.streams.torch("synthesis", index=epoch)
-        iterates, losses = synthesis(teachers, draw)
-        lowest = min(range(1, 4), key=lambda k: losses[k]) - 1  # losses[k] is that of iterates[k - 1]
-        pool.append(iterates[-1] if keep == "last" else iterates[lowest])
+        points = synthesis(teachers, draw)
+        lowest = min(range(1, 4), key=lambda k: points[k].loss) - 1  # a loss is that of the images before its step
+        pool.append(points[-1 if keep == "last" else lowest].images)
         pooled = torch.cat(pool)
         for _ in range(3):
             x = pooled[torch.randint(len(pooled), (6,), generator=draw)]
@@ -178,21 +208,75 @@ def plain_deepinversion(ctx: Context, of: list[Member], keep: str) -> Iterator[t
         yield {name: t.clone() for name, t in student.state_dict().items()}, list(pool)
 
 
-@pytest.mark.parametrize("adaptation", ["ema", "batch"])
-def test_fedisca_is_a_plain_loop(adaptation: str) -> None:
-    data = federation((9, 6))
-    ctx = context(study(data, method="fedisca"))
-    sent = answers(ctx, data)
-    states = method("fedisca", adaptation=adaptation).absorb(ctx, State(), sent)
-    for state, (weights, adapted) in zip(states, plain_fedisca(ctx, members(ctx, sent), adaptation), strict=True):
+def assert_followed(state: State, adapted: list[StagedNet], rtol: float, atol: float) -> None:
+    """The adapted statistics in a state are those of plain networks."""
+    for i, net in enumerate(adapted):
+        for name, buffer in net.named_buffers():
+            if buffer.is_floating_point():
+                found = state.groups["adapted"][f"{i:03d}.{name}"]
+                torch.testing.assert_close(found, buffer, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"adaptation": "ema"},
+        {"adaptation": "batch"},
+        {"adaptation": "none"},
+        {"learn_from": "images"},
+        {"learn_from": "noise"},
+        {"learn_from": "noise", "reuse": True},
+        {"reuse": True},
+        {"reuse": True, "learn_from": "images"},
+        {"follow": 0.0},
+        {"follow": 0.5, "steps": 26, "epochs": 1},
+    ],
+    ids=lambda changes: "-".join(f"{key}={value}" for key, value in changes.items()),
+)
+def test_fedisca_is_a_plain_loop(changes: dict[str, Any], two: Two) -> None:
+    ctx, sent = two
+    of = method("fedisca", **changes)
+    states = of.absorb(ctx, State(), sent)
+    for state, (weights, adapted) in zip(states, plain_fedisca(ctx, members(ctx, sent), of.settings), strict=True):
         assert_close(state.groups["student"], weights)
-        if adaptation == "ema":
-            for i, net in enumerate(adapted):
-                for name, buffer in net.named_buffers():
-                    if buffer.is_floating_point():
-                        torch.testing.assert_close(
-                            state.groups["adapted"][f"{i:03d}.{name}"], buffer, rtol=1e-3, atol=1e-4
-                        )
+        if of.settings.adaptation != "batch":
+            assert_followed(state, adapted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("follow", "steps", "taken"), [(0.5, 26, 24), (0.5, 20, 20), (0.1, 26, 8), (0.0, 5, 1)])
+def test_steps_back_that_are_not_taken_would_not_be_felt(follow: float, steps: int, taken: int, two: Two) -> None:
+    """Following all of the very same iterates gives the same statistics, to the last digits of a float32."""
+    ctx, sent = two
+    of = method("fedisca", follow=follow, steps=steps, epochs=1)
+    after = next(
+        state
+        for state in of.absorb(replace(ctx, due=lambda: True), State(), sent)
+        if state.facts["midway"].get("adaptation", 0) == taken
+    )
+    assert after.facts["work"]["adaptation"]["steps"] == taken
+    memory = [images for _, images in sorted(after.groups["memory"].items())]
+    assert len(memory) == steps
+    plain = [network(m) for m in members(ctx, sent)]
+    for net in plain:
+        for layer in (m for m in net.modules() if isinstance(m, nn.BatchNorm2d)):
+            layer.momentum = 1 - follow
+        with torch.no_grad():
+            for x in reversed(memory):
+                net.train()(x)
+    assert_followed(after, plain, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("changes", "taken"), [({}, 158), ({"steps": 100}, 100), ({"adaptation": "batch"}, None)])
+def test_how_many_steps_back_are_taken(
+    changes: dict[str, Any], taken: int | None, two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.9¹⁵⁷ > 2⁻²⁴ > 0.9¹⁵⁸. With nothing to do but count."""
+    monkeypatch.setattr(AdaptedTeachers, "follow", lambda self, pixels: None)
+    monkeypatch.setattr(Synthesis, "_step", lambda self, shift: (torch.ones(()), self.images.detach(), torch.ones(())))
+    monkeypatch.setattr(Student, "step", lambda self, loss: None)
+    ctx, sent = two
+    (state,) = method("fedisca", **{"steps": 200, "epochs": 1, **changes}).absorb(ctx, State(), sent)
+    assert state.facts["work"].get("adaptation", {}).get("steps") == taken
 
 
 @pytest.mark.parametrize("keep", ["lowest", "last"])
@@ -242,18 +326,16 @@ def test_other_seeds_and_epochs_synthesise_other_images(name: str) -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.25, 1.0])
 def test_equation_8_at_a_noise_level(noise: float) -> None:
     adapted, original, student = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
-    found = method("fedisca")
-    assert isinstance(found, FedISCA)
     expected = noise * kd(adapted, student) + (1 - noise) * kd(original, student)
-    torch.testing.assert_close(found.loss(adapted, original, student, noise), expected, rtol=1e-4, atol=1e-6)
+    found = mixed_distillation(original, adapted, student, torch.tensor(noise), 20.0)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_equation_8_ignores_who_has_no_weight() -> None:
     own, teacher = torch.zeros(1, 2), torch.tensor([[3.0, 0.0]])
-    found = method("fedisca")
-    assert isinstance(found, FedISCA)
-    assert found.loss(teacher, own, own, 0.0).item() == pytest.approx(0.0, abs=1e-6)
-    assert found.loss(own, teacher, own, 1.0).item() == pytest.approx(0.0, abs=1e-6)
+    assert mixed_distillation(own, teacher, own, torch.tensor(0.0), 20.0).item() == pytest.approx(0.0, abs=1e-6)
+    assert mixed_distillation(teacher, own, own, torch.tensor(1.0), 20.0).item() == pytest.approx(0.0, abs=1e-6)
+    assert mixed_distillation(own, teacher, own, torch.tensor(1.0), 20.0).item() > 0.1
 
 
 def test_the_students_rate_falls_after_half_and_after_three_quarters_of_the_epochs() -> None:
@@ -269,15 +351,18 @@ TRAJECTORY = [9.0, 5.0, 2.0, 4.0]  # losses before each update: of the noise, an
     ("keep", "steps", "kept"), [("lowest", 4, 1), ("last", 4, 3), ("lowest", 1, 0), ("last", 1, 0)]
 )
 def test_which_iterate_is_kept(keep: str, steps: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def walk(*_: Any) -> Iterator[Iterate]:
-        for step, loss in enumerate(TRAJECTORY[:steps]):
-            yield Iterate(step, torch.full((6, 3, 8, 8), float(step)), torch.tensor(loss))
+    def wait(self: Synthesis) -> Iterate:
+        step, self.done = self.done, self.done + 1
+        images = torch.full((6, 3, 8, 8), float(step))
+        return Iterate(step, images, torch.tensor(TRAJECTORY[step]), images, torch.zeros(6, 4))
 
-    monkeypatch.setattr(deepinversion, "invert", walk)
-    found = method("deepinversion", keep=keep)
-    assert isinstance(found, DeepInversion)
-    images = found._kept(None, torch.zeros(6), (3, 8, 8), torch.Generator())  # type: ignore[arg-type]
-    assert images.unique().tolist() == [kept]
+    monkeypatch.setattr(Synthesis, "start", lambda self: None)
+    monkeypatch.setattr(Synthesis, "wait", wait)
+    data = federation((9, 6))
+    ctx = context(study(data, method="deepinversion"))
+    of = method("deepinversion", keep=keep, steps=steps, epochs=1)
+    (state,) = of.absorb(ctx, State(), answers(ctx, data))
+    assert set(state.groups["pool"]["000000"].flatten().tolist()) == {float(kept)}
 
 
 def test_a_pooled_batch_out_of_a_file_lies_in_memory_as_a_fresh_one() -> None:
@@ -286,183 +371,3 @@ def test_a_pooled_batch_out_of_a_file_lies_in_memory_as_a_fresh_one() -> None:
     filed = State.from_bytes(State({"pool": {"000000": fresh}}).to_bytes()).groups["pool"]["000000"]
     assert filed.stride() != fresh.stride()
     assert deepinversion._placed(filed, CPU).stride() == fresh.stride()
-
-
-# Runs -----------------------------------------------------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """What `kill -9` is to a process."""
-
-
-def delivered(crossed: list[Bundle]) -> dict[str, bytes]:
-    return {b.envelope.site: b.to_bytes() for b in crossed if b.envelope.kind == "delivery"}
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_a_run_killed_between_epochs_ends_as_if_it_had_not_been(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coordinator, "ABSORB_CHECKPOINT_SECONDS", -1.0)
-    crossed = watch_bundles(monkeypatch)
-    changes: dict[str, Any] = {"epochs": 4}
-    coordinate(tmp_path / "straight", method(name, **changes))
-    straight = delivered(crossed)
-    assert sorted(straight) == ["site-1", "site-2", "site-3"]
-
-    begun: list[int] = []
-    fatal = [3]
-    rate = Distilled.rate
-
-    def watched(self: Distilled, epoch: int) -> float:
-        if epoch in fatal:
-            raise Killed
-        if epoch not in begun:
-            begun.append(epoch)
-        return rate(self, epoch)
-
-    monkeypatch.setattr(Distilled, "rate", watched)
-    with pytest.raises(Killed):
-        coordinate(tmp_path / "killed", method(name, **changes))
-    assert begun == [0, 1, 2]
-    begun.clear()
-    fatal.clear()
-    crossed.clear()
-    coordinate(tmp_path / "killed", method(name, **changes))
-    assert begun == [2, 3]  # the state after epoch 1 is the last that another followed
-    assert delivered(crossed) == straight
-    assert predictor_bytes(tmp_path / "killed") == predictor_bytes(tmp_path / "straight")
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_any_state_but_the_last_can_be_continued_from(name: str) -> None:
-    """Through a file, which keeps neither memory layout nor identity."""
-    data = federation((9, 6))
-    ctx = context(study(data, method=name))
-    sent = answers(ctx, data)
-    (*between, last) = method(name).absorb(ctx, State(), sent)
-    for state in between:
-        (*_, again) = method(name).absorb(ctx, State.from_bytes(state.to_bytes()), sent)
-        assert again.to_bytes() == last.to_bytes()
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_every_site_takes_the_student_home(name: str, tmp_path: Path) -> None:
-    result = coordinate(tmp_path / "run", method(name))
-    assert list(predictor_bytes(tmp_path / "run")) == ["shared.safetensors"]
-    rows = result["ledger"]["rows"]
-    parameters = 4 * spec_layout(study().common_spec).parameter_count
-    home = [row for row in rows if row["kind"] == "delivery"]
-    assert [row["groups"]["parameters"] for row in home] == [parameters] * 3
-    up = [row for row in rows if row["kind"] == "answer"]
-    assert [set(row["groups"]) for row in up] == [{"parameters", "statistics", "counters", "size"}] * 3
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_a_site_too_small_to_train_is_left_out(name: str, tmp_path: Path) -> None:
-    """The student is that of the other two alone, and goes to all three."""
-    coordinate(tmp_path / "three", method(name), federation((9, 6, 1)))
-    coordinate(tmp_path / "two", method(name), federation((9, 6)))
-    three, two = (deployed(tmp_path / run, "site-1").members[0].weights for run in ("three", "two"))
-    assert weights_hash(three) == weights_hash(two)
-    assert weights_hash(deployed(tmp_path / "three", "site-3").members[0].weights) == weights_hash(two)
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_two_classes_and_one_channel(name: str, tmp_path: Path) -> None:
-    coloured = federation((8, 6), classes=2)
-
-    def grey(of: ImageSet) -> ImageSet:
-        return replace(of, images=of.images[:, :1].contiguous())
-
-    test = grey(coloured.test)
-    sites = tuple(
-        replace(s, train=grey(s.train), val=grey(s.val), test=replace(s.test, images=test)) for s in coloured.sites
-    )
-    data = replace(coloured, sites=sites, test=test)
-    coordinate(tmp_path / "run", method(name), data)
-    (member,) = deployed(tmp_path / "run", "site-1").members
-    assert (member.spec.channels, member.spec.classes) == (1, 2)
-    assert member.weights["stages.conv1.0.weight"].shape[1] == 1
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_sites_may_differ_in_architecture_from_each_other_and_from_the_student(name: str, tmp_path: Path) -> None:
-    """Every site has batch norm; the student is a cnn4, which has none, and that is what goes home."""
-    per_site = {"site-1": "small", "site-2": "wrn16-2"}
-    changes: dict[str, Any] = {"model": {"name": "cnn4", "width": 2, "per_site": per_site}}
-    data = federation((8, 6))
-    agreed = study(data, method=name, **changes)
-    method(name).check(agreed)
-    result = coordinate(tmp_path / "run", method(name), data, **changes)
-    (member,) = deployed(tmp_path / "run", "site-2").members
-    assert member.spec == agreed.student_spec
-    home = [row["groups"] for row in result["ledger"]["rows"] if row["kind"] == "delivery"]
-    assert [set(groups) for groups in home] == [{"parameters"}] * 2
-
-
-def test_the_student_does_not_start_from_the_sites_weights() -> None:
-    ctx = context(study(method="fedisca"))
-    spec = ctx.study.student_spec
-    assert weights_hash(ctx.study.fresh_weights(spec, "student")) != weights_hash(ctx.study.initial())
-
-
-# Refusals -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize("model", [{"name": "cnn4"}, {"name": "small", "width": 2, "per_site": {"site-2": "cnn4"}}])
-def test_a_network_without_batch_norm_is_refused_by_name(name: str, model: dict[str, Any]) -> None:
-    agreed = study(method=name, model=model)
-    with pytest.raises(BadInput, match=f"^{name} makes images from batch-norm statistics, and cnn4 has none") as caught:
-        method(name).check(agreed)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_a_batch_must_hold_every_class(name: str) -> None:
-    method(name, batch=4).check(study(method=name))
-    with pytest.raises(BadInput, match=rf"^{name}\.batch is 3, too small for each of 4 classes to be in it; use 4"):
-        method(name, batch=3).check(study(method=name))
-
-
-@pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("epochs", 0),
-        ("steps", 0),
-        ("batch", 1),
-        ("synthesis_lr", 0),
-        ("jitter", -1),
-        ("temperature", 0),
-        ("momentum", 1),
-    ],
-)
-def test_settings_out_of_range_are_refused(name: str, key: str, value: float) -> None:
-    with pytest.raises(BadInput, match=key):
-        method(name, **{key: value})
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_an_upload_that_is_not_finite_is_refused_by_its_site(name: str) -> None:
-    data = federation((9, 6))
-    ctx = context(study(data, method=name))
-    sent = answers(ctx, data)
-    broken = {kind: dict(group) for kind, group in sent["site-2"].groups.items()}
-    broken["statistics"] = {n: torch.full_like(t, torch.nan) for n, t in broken["statistics"].items()}
-    sent["site-2"] = ctx.bundle("answer", "site-2", broken)
-    with pytest.raises(RunFailed, match="the model of site-2 is not finite"):
-        next(iter(method(name).absorb(ctx, State(), sent)))
-
-
-@pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [({"synthesis_lr": 1e30}, "the synthesis diverged"), ({"lr": 1e30}, "the student diverged in epoch 1")],
-)
-def test_divergence_fails_the_run_and_says_which(
-    name: str, changes: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    with pytest.raises(RunFailed, match=words):
-        coordinate(tmp_path / "run", method(name, **changes), federation((9, 6)))

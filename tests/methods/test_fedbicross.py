@@ -2,7 +2,7 @@
 
 import gc
 import math
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,21 @@ import torch
 from torch import Tensor
 
 from tiny import context, coordinate, deployed, drive, federation, figures, predictor_bytes, study, watch_fits
-from wardround.data.federation import Federation
+from wardround.data.federation import Federation, Site
 from wardround.errors import BadInput, RunFailed
 from wardround.exchange.bundle import Bundle
 from wardround.learn.fit import Outputs, Step, weights_hash
-from wardround.methods.base import Context, join_groups
+from wardround.learn.pixels import normalise
+from wardround.learn.statistics import retaken
+from wardround.methods.base import Context, join_groups, layout_groups
+from wardround.methods.cross_cluster import StageTwo
 from wardround.methods.fedbicross import FedBiCross, PersonalDistillation
 from wardround.methods.state import State
-from wardround.synthesis import simplex
+from wardround.models import Weights, spec_layout
+from wardround.synthesis import clusters, simplex, subspaces
 
-OWN: dict[str, Any] = {
-    "trajectories": 2,
-    "steps": 6,
-    "samples": 3,
-    "batch": 8,
-    "probes": 4,
-    "personal_epochs": 1,
-    "synthesis_lr": 0.1,
-}
+SHORT = {"trajectories": 2, "steps": 6, "samples": 3, "batch": 8, "probes": 4}
+OWN: dict[str, Any] = {**SHORT, "personal_epochs": 1, "synthesis_lr": 0.1}
 
 
 def method(**own: Any) -> FedBiCross:
@@ -41,14 +38,17 @@ def answered(ctx: Context, data: Federation) -> dict[str, Bundle]:
     return {s.name: drive(ctx, method().answer(ctx, s, requests[s.name], State())).bundle for s in data.sites}
 
 
-def begun(clusters: list[list[str]], cross: list[list[float]]) -> State:
+def begun(found: list[list[str]], cross: list[list[float]]) -> State:
     """As if Stage 1 had found these clusters."""
     weights = torch.tensor(cross, dtype=torch.float64)
-    return State({"cross": {"weights": weights}}, {"trajectory": 0, "clusters": clusters, "silhouettes": {}})
+    return State({"cross": {"weights": weights}}, {"trajectory": 0, "clusters": found, "silhouettes": {}})
+
+
+Three = tuple[Context, dict[str, Bundle]]
 
 
 @pytest.fixture(scope="module")
-def three() -> tuple[Context, dict[str, Bundle]]:
+def three() -> Three:
     ctx = context(study(method="fedbicross"))
     return ctx, answered(ctx, federation())
 
@@ -57,7 +57,7 @@ PAIR = [["site-1", "site-3"], ["site-2"]]
 EVEN = [[0.5, 0.5], [0.5, 0.5]]
 
 
-def absorbed(of: FedBiCross, three: tuple[Context, Mapping[str, Bundle]], state: State | None = None) -> list[State]:
+def absorbed(of: FedBiCross, three: Three, state: State | None = None) -> list[State]:
     ctx, answers = three
     return list(of.absorb(ctx, state or begun(PAIR, EVEN), answers))
 
@@ -65,7 +65,7 @@ def absorbed(of: FedBiCross, three: tuple[Context, Mapping[str, Bundle]], state:
 # Stage 1 --------------------------------------------------------------------------------------------------------------
 
 
-def test_every_trained_site_is_in_one_cluster(three: tuple[Context, dict[str, Bundle]]) -> None:
+def test_every_trained_site_is_in_one_cluster(three: Three) -> None:
     ctx, answers = three
     first, *_ = method().absorb(ctx, State(), answers)
     assert sorted(site for sites in first.facts["clusters"] for site in sites) == ["site-1", "site-2", "site-3"]
@@ -74,16 +74,23 @@ def test_every_trained_site_is_in_one_cluster(three: tuple[Context, dict[str, Bu
     assert first.facts["trajectory"] == 1
 
 
-@pytest.mark.parametrize("clustering", ["predictions", "parameters", "hierarchical"])
-def test_a_fixed_number_of_clusters(clustering: str, three: tuple[Context, dict[str, Bundle]]) -> None:
+@pytest.mark.parametrize("clustering", ["predictions", "parameters", "hierarchical", "subspaces"])
+def test_a_fixed_number_of_clusters(clustering: str, three: Three) -> None:
     ctx, answers = three
-    for clusters in (1, 2, 3):
-        state = next(method(clustering=clustering, clusters=clusters, steps=3).absorb(ctx, State(), answers))
-        assert len(state.facts["clusters"]) == clusters
-        assert state.groups["cross"]["weights"].shape == (clusters, clusters)
+    if clustering == "subspaces":
+        sites = federation().sites
+        directions = {site.name: subspaces.signature(site.train.images) for site in sites}
+        answers = {
+            site: Bundle(bundle.envelope, {**bundle.groups, "subspace": {"directions": directions[site]}})
+            for site, bundle in answers.items()
+        }
+    for k in (1, 2, 3):
+        state = next(method(clustering=clustering, clusters=k, steps=3).absorb(ctx, State(), answers))
+        assert len(state.facts["clusters"]) == k
+        assert state.groups["cross"]["weights"].shape == (k, k)
 
 
-def test_identical_models_are_one_cluster_with_a_shared_model(three: tuple[Context, dict[str, Bundle]]) -> None:
+def test_identical_models_are_one_cluster_with_a_shared_model(three: Three) -> None:
     ctx, answers = three
     same = {site: Bundle(b.envelope, answers["site-1"].groups) for site, b in answers.items()}
     *_, state = method().absorb(ctx, State(), same)
@@ -97,7 +104,7 @@ def test_identical_models_are_one_cluster_with_a_shared_model(three: tuple[Conte
 # Stage 2 --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_weights_learn_and_stay_shares(three: tuple[Context, dict[str, Bundle]]) -> None:
+def test_the_weights_learn_and_stay_shares(three: Three) -> None:
     *_, state = absorbed(method(), three)
     cross = state.groups["cross"]["weights"]
     assert bool((cross >= 0).all())
@@ -107,13 +114,13 @@ def test_the_weights_learn_and_stay_shares(three: tuple[Context, dict[str, Bundl
 
 
 @pytest.mark.parametrize(("cross", "expected"), [("intra", [[1.0, 0.0], [0.0, 1.0]]), ("uniform", EVEN)])
-def test_fixed_weights_stay(cross: str, expected: list[list[float]], three: tuple[Context, dict[str, Bundle]]) -> None:
+def test_fixed_weights_stay(cross: str, expected: list[list[float]], three: Three) -> None:
     ctx, answers = three
     states = list(method(cross=cross).absorb(ctx, State(), answers))
     assert [state.groups["cross"]["weights"].tolist() for state in states] == [expected] * 2
 
 
-def test_similarity_weighs_the_own_cluster_most(three: tuple[Context, dict[str, Bundle]]) -> None:
+def test_similarity_weighs_the_own_cluster_most(three: Three) -> None:
     """Two clusters: the median is the one squared distance, so the shares are 1 and 1/e, normalised."""
     ctx, answers = three
     *_, state = method(cross="similarity").absorb(ctx, State(), answers)
@@ -122,7 +129,7 @@ def test_similarity_weighs_the_own_cluster_most(three: tuple[Context, dict[str, 
     torch.testing.assert_close(state.groups["cross"]["weights"], expected)
 
 
-def test_without_weight_another_cluster_teaches_nothing(three: tuple[Context, dict[str, Bundle]]) -> None:
+def test_without_weight_another_cluster_teaches_nothing(three: Three) -> None:
     ctx, answers = three
     other = {**answers, "site-2": Bundle(answers["site-2"].envelope, answers["site-1"].groups)}
     own = begun(PAIR, [[1.0, 0.0], [0.0, 1.0]])
@@ -132,9 +139,7 @@ def test_without_weight_another_cluster_teaches_nothing(three: tuple[Context, di
 
 
 @pytest.mark.parametrize(("inner", "updates"), [("sampled", 2 * 3), ("all", 2 * 6)])
-def test_how_often_a_model_learns(
-    inner: str, updates: int, three: tuple[Context, dict[str, Bundle]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_how_often_a_model_learns(inner: str, updates: int, three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each update passes both clusters' images, and batch norm counts them; weights move at samples only."""
     moves: list[Tensor] = []
 
@@ -143,16 +148,27 @@ def test_how_often_a_model_learns(
         return weights
 
     monkeypatch.setattr(simplex, "descend", descend)
-    *_, state = absorbed(method(inner=inner, recalibrate=False), three)
+    *_, state = absorbed(method(inner=inner, recalibrate="none"), three)
     counters = {int(t) for n, t in state.groups["model-000"].items() if n.endswith("tracked")}
     assert counters == {2 * updates}
     assert len(moves) == 2 * 3 * 2
 
 
-def test_recalibration_changes_statistics_only(three: tuple[Context, dict[str, Bundle]]) -> None:
-    literal, anew = (absorbed(method(recalibrate=on), three)[-1].groups["model-001"] for on in (False, True))
-    same = {name for name in literal if torch.equal(literal[name], anew[name])}
-    assert {name for name in literal if name not in same} == {n for n in literal if "running" in n or "tracked" in n}
+def test_recalibration_takes_statistics_anew_from_the_last_images(three: Three) -> None:
+    """Before going home, `site` is `synthetic`. The shares 3/4 and 1/4 of eight images are six and two."""
+    ctx, answers = three
+    uneven = begun(PAIR, [[0.75, 0.25], [0.0, 1.0]])
+    literal, anew, same = (
+        absorbed(method(cross="uniform", recalibrate=how), three, uneven)[-1] for how in ("none", "synthetic", "site")
+    )
+    assert timeless(anew) == timeless(same)
+    often = replace(ctx, due=lambda: True)
+    *_, stopped, _ = method(cross="uniform", recalibrate="none").absorb(often, uneven, answers)
+    one, two = (stopped.groups[f"images-00{k}"]["images"] for k in (0, 1))
+    for k, batch in enumerate((torch.cat([one[:6], two[:2]]), two)):
+        before = dict(literal.groups[f"model-00{k}"])
+        expected = retaken(ctx.study.student_spec, before, [batch], ctx.device.torch)
+        assert weights_hash(dict(anew.groups[f"model-00{k}"])) == weights_hash(expected) != weights_hash(before)
 
 
 def test_rates_step_down_at_half_and_three_quarters() -> None:
@@ -161,43 +177,62 @@ def test_rates_step_down_at_half_and_three_quarters() -> None:
     assert method(trajectories=1, lr=0.01).rate(0) == 0.01
 
 
-def test_a_stop_after_any_trajectory_changes_nothing(three: tuple[Context, dict[str, Bundle]]) -> None:
+def timeless(state: State) -> bytes:
+    """All of a state but how long it took."""
+    return State(state.groups, {name: fact for name, fact in state.facts.items() if name != "work"}).to_bytes()
+
+
+def test_a_stop_after_any_trajectory_changes_nothing(three: Three) -> None:
     ctx, answers = three
     of = method(trajectories=3, inner="all")
-    whole = [state.to_bytes() for state in of.absorb(ctx, State(), answers)]
-    assert len(set(whole)) == 3
+    whole = list(of.absorb(ctx, State(), answers))
+    assert len({timeless(state) for state in whole}) == 3
     for done in (0, 1):
-        rest = of.absorb(ctx, State.from_bytes(whole[done]), answers)
-        assert [state.to_bytes() for state in rest] == whole[done + 1 :]
+        rest = of.absorb(ctx, State.from_bytes(whole[done].to_bytes()), answers)
+        assert [timeless(state) for state in rest] == [timeless(state) for state in whole[done + 1 :]]
 
 
-def live_images(of: FedBiCross, three: tuple[Context, dict[str, Bundle]], monkeypatch: pytest.MonkeyPatch) -> int:
-    """The most image batches that are alive at once, over a whole Stage 2."""
+def test_a_stop_after_any_step_changes_nothing(three: Three) -> None:
+    """With a checkpoint due after every step there is a state for each; any of them leads to the same end."""
+    ctx, answers = three
+    of = method(trajectories=2)
+    *_, expected = of.absorb(ctx, State(), answers)
+    often = replace(ctx, due=lambda: True)
+    states = list(of.absorb(often, State(), answers))
+    assert len(states) == 2 * (6 + 1)
+    assert timeless(states[-1]) == timeless(expected)
+    for state in states[:-1]:
+        *_, last = of.absorb(ctx, State.from_bytes(state.to_bytes()), answers)
+        assert timeless(last) == timeless(expected)
+        assert {part: done["steps"] for part, done in last.facts["work"].items()} == {"synthesis": 12}
+
+
+def live_images(steps: int, three: Three, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many image batches are alive after the last step of Stage 2, every step of which was learned from."""
     counts: list[int] = []
-    learn = FedBiCross._learn
+    learn = StageTwo._learn
 
     def counted(*everything: Any, **named: Any) -> None:
         learn(*everything, **named)
-        found = [x for x in gc.get_objects() if type(x) is Tensor and x.shape[-3:] == (3, 8, 8)]
-        counts.append(sum(x.dim() == 4 for x in found))
+        counts.append(0)
+        if len(counts) == steps:
+            gc.collect()
+            found = [x for x in gc.get_objects() if type(x) is Tensor and x.shape[-3:] == (3, 8, 8)]
+            counts[-1] = sum(x.dim() == 4 for x in found)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FedBiCross, "_learn", counted)
-        absorbed(of, three)
-    return max(counts)
+        patch.setattr(StageTwo, "_learn", counted)
+        absorbed(method(steps=steps, samples=3, inner="all", trajectories=1), three)
+    return counts[steps - 1]
 
 
-def test_memory_does_not_grow_with_the_trajectory(
-    three: tuple[Context, dict[str, Bundle]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short, long = (
-        live_images(method(steps=n, samples=3, inner="all", trajectories=1), three, monkeypatch) for n in (4, 16)
-    )
-    assert long <= short
+def test_memory_does_not_grow_with_the_trajectory(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = (live_images(steps, three, monkeypatch) for steps in (8, 16))
+    assert 0 < long <= short
 
 
 @pytest.mark.parametrize("cross", ["bilevel", "uniform"])
-def test_a_model_that_diverges_stops_the_run(cross: str, three: tuple[Context, dict[str, Bundle]]) -> None:
+def test_a_model_that_diverges_stops_the_run(cross: str, three: Three) -> None:
     with pytest.raises(RunFailed, match="fedbicross: a model diverged in Stage 2; use a smaller lr"):
         absorbed(method(lr=1e30, inner="all", cross=cross), three)
 
@@ -205,7 +240,7 @@ def test_a_model_that_diverges_stops_the_run(cross: str, three: tuple[Context, d
 # Home, and Stage 3 ----------------------------------------------------------------------------------------------------
 
 
-def test_each_site_gets_its_clusters_model(three: tuple[Context, dict[str, Bundle]]) -> None:
+def test_each_site_gets_its_clusters_model(three: Three) -> None:
     ctx, _ = three
     state = absorbed(method(), three)[-1]
     home = {site: weights_hash(join_groups(bundle)) for site, bundle in method().deliver(ctx, state).items()}
@@ -232,6 +267,73 @@ def test_stage_three_starts_at_the_clusters_model_and_keeps_to_both(
     assert predictor_bytes(tmp_path / "run").keys() == {f"site-{i}.safetensors" for i in (1, 2, 3)}
 
 
+def home(ctx: Context, of: FedBiCross, site: Site) -> tuple[Any, Weights]:
+    """What a site begins Stage 3 with, its first fit or else its predictor; and the model that came."""
+    spec = ctx.study.student_spec
+    groups = layout_groups(spec, ctx.study.fresh_weights(spec, "came"))
+    groups["statistics"] = {name: torch.full_like(t, 0.3) for name, t in groups["statistics"].items()}
+    delivered = ctx.bundle("delivery", site.name, groups)
+    try:
+        return next(of.personal(ctx, site, delivered, State())), join_groups(delivered)
+    except StopIteration as end:
+        return end.value, join_groups(delivered)
+
+
+@pytest.mark.parametrize("personal", [True, False])
+@pytest.mark.parametrize("sizes", [(9,), (257,), (258,)])
+def test_at_the_site_statistics_are_those_of_its_images(personal: bool, sizes: tuple[int, ...]) -> None:
+    """In batches of 256 in the site's own random order, without a last one of one image. Parameters stay."""
+    data = federation(sizes)
+    (site,) = data.sites
+    ctx = context(study(data, method="fedbicross"))
+    spec = ctx.study.student_spec
+    found, came = home(ctx, method(personal=personal), site)
+    start = found.start if personal else found.members[0].weights
+    order = torch.randperm(len(site.train), generator=ctx.streams.torch("statistics", site.name))
+    pixels = normalise(site.train.images[order])
+    batches = [part for part in (pixels[:256], pixels[256:]) if len(part) > 1]
+    assert weights_hash(start) == weights_hash(retaken(spec, came, batches, ctx.device.torch))
+    groups = spec_layout(spec).groups
+    for name in came:
+        assert torch.equal(start[name], came[name]) == (groups[name] == "parameters")
+    if personal:
+        assert weights_hash(found.teachers[0].weights) == weights_hash(start)
+
+
+@pytest.mark.parametrize(("size", "recalibrate"), [(1, "site"), (0, "site"), (9, "synthetic"), (9, "none")], ids=str)
+def test_what_came_is_kept_where_there_is_nothing_to_take_statistics_from(size: int, recalibrate: str) -> None:
+    data = federation((9, size))
+    ctx = context(study(data, method="fedbicross"))
+    fit, came = home(ctx, method(recalibrate=recalibrate), data.sites[1])
+    assert weights_hash(fit.start) == weights_hash(came)
+    assert [weights_hash(teacher.weights) for teacher in fit.teachers] == [weights_hash(came)]
+
+
+def test_subspaces_are_declared_and_sent_and_only_where_they_cluster(tmp_path: Path) -> None:
+    agreed, own = study(method="fedbicross"), {"directions": 2, "personal": False}
+    ways = {how: method(clustering=how, **own) for how in ("predictions", "subspaces")}
+    plain, further = (of.payload(agreed, "site-1") for of in ways.values())
+    assert further == replace(plain, up=(*plain.up, further.up[-1]))
+    group = further.up[-1]
+    assert (group.name, group.max_bytes) == ("subspace", 4 * 192 * 2)
+    assert group.tensors == {"directions": ((192, 2), "float32")}
+    results = {how: coordinate(tmp_path / how, of) for how, of in ways.items()}
+    network = {"parameters", "statistics", "counters"}
+    for how, bytes_ in (("predictions", None), ("subspaces", 4 * 192 * 2)):
+        rows = results[how]["ledger"]["rows"]
+        up, home = ([row["groups"] for row in rows if row["kind"] == kind] for kind in ("answer", "delivery"))
+        assert [set(groups) - {"subspace"} for groups in up] == [network | {"size"}] * 3
+        assert [groups.get("subspace") for groups in up] == [bytes_] * 3
+        assert [set(groups) for groups in home] == [network] * 3
+
+    signatures = [subspaces.signature(site.train.images, 2) for site in federation().sites]
+    expected = clusters.group(subspaces.proximity(signatures), "subspaces", 0, 0)
+    (found,) = results["subspaces"]["clusters"]
+    place = {site: k for k, sites in enumerate(found["clusters"]) for site in sites}
+    assert tuple(place[f"site-{i}"] for i in (1, 2, 3)) == expected.labels
+    assert found["silhouettes"] == {str(k): value for k, value in expected.silhouettes.items()}
+
+
 def test_a_run_is_the_same_twice(tmp_path: Path) -> None:
     one, two = (coordinate(tmp_path / name, method()) for name in ("one", "two"))
     assert figures(one) == figures(two)
@@ -239,7 +341,7 @@ def test_a_run_is_the_same_twice(tmp_path: Path) -> None:
 
 
 def test_one_cluster_without_stage_three_is_one_shared_model(tmp_path: Path) -> None:
-    coordinate(tmp_path / "run", method(clusters=1, personal=False))
+    coordinate(tmp_path / "run", method(clusters=1, personal=False, recalibrate="synthetic"))
     assert list(predictor_bytes(tmp_path / "run")) == ["shared.safetensors"]
 
 

@@ -311,3 +311,23 @@ def test_only_the_second_half_of_a_trajectory_is_rehearsed(three: Three, monkeyp
     torch.testing.assert_close(noise, torch.tensor([[1 / 3], [1 / 6], [0.0]]).expand(3, 8))
     rehearsed = [state.facts["work"].get("distillation", {"steps": 0})["steps"] for state in states]
     assert rehearsed == [0, 2, 4, 6]
+
+
+def test_batches_mix_by_the_weights_as_they_are_and_at_the_models_rate(
+    three: Three, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[Tensor, float, int, list[int]]] = []
+    original = Rehearsal.begin
+
+    def begin(self: Rehearsal, cross: Tensor, rate: float, steps: int, draws: Sequence[torch.Generator]) -> None:
+        begun.append((cross.clone(), rate, steps, [draw.initial_seed() for draw in draws]))
+        original(self, cross, rate, steps, draws)
+
+    monkeypatch.setattr(Rehearsal, "begin", begin)
+    states = absorbed(method(rehearsal=2, lr=0.02), three)
+    for state, (cross, _, steps, _) in zip(states, begun, strict=True):
+        assert torch.equal(cross, state.groups["cross"]["weights"])
+        assert not torch.equal(cross, pair().groups["cross"]["weights"])
+        assert steps == 2
+    assert [rate for _, rate, _, _ in begun] == pytest.approx([0.02, 0.002])
+    assert len({seed for *_, seeds in begun for seed in seeds}) == 4  # of two trajectories and two clusters
