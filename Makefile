@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: run test lint types soak format carry clean
 
 run: $(READY)  ## the built-in study: a results table and the path of an HTML page
-	$(BIN)/wardround run
+	$(BIN)/wardround compare fedbicross local ensemble fedavg --rounds 1 --epochs 40
 
 test: $(READY) lint types  ## everything that must hold for every commit
 	sh tests/browser.sh

@@ -101,9 +101,9 @@ def run(
     """Run one method; without arguments, the built-in study.
 
     STUDY is a study file (TOML), or the settings.json of an earlier run. Flags win over a preset, a preset over the
-    file.
+    file. Where neither a study nor images are named, the preset is demo.
     """
-    settings, others = _settings(study, preset, _flags(locals()), set_)
+    settings, others = _settings(study, preset or _built_in(study, data), _flags(locals()), set_)
 
     from wardround.methods.registry import find
     from wardround.run import begin_run
@@ -138,7 +138,7 @@ def compare(
 
     Each is a name from `wardround methods`, or a Python file. Trained site models are shared where methods can.
     """
-    settings, others = _settings(study, preset, _flags(locals()), set_)
+    settings, others = _settings(study, preset or _built_in(study, data), _flags(locals()), set_)
 
     from wardround.methods.registry import find
     from wardround.run import begin_comparison
@@ -298,6 +298,11 @@ def _flags(given: dict[str, Any]) -> dict[str, Any]:
         if given.get(flag) is not None:
             put(tree, key, given[flag])
     return tree
+
+
+def _built_in(study: Path | None, data: str | None) -> str | None:
+    """The preset of the built-in study, which is what runs where neither a study nor images are named."""
+    return "demo" if study is None and data is None else None
 
 
 def _settings(

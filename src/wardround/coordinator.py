@@ -33,6 +33,7 @@ from wardround.record.rundir import Checkpoint, RunDir
 from wardround.study import Study
 
 ABSORB_CHECKPOINT_SECONDS = 20.0
+LONG_SAVING_SECONDS = 4.0  # where saving takes longer than this, it is done less often
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Coordinator:
         self.memories: dict[str, str] = {}
         self.saved = 0
         self.began = self.saved_at = time.monotonic()
+        self.save_seconds = 0.0
 
     def work(self) -> None:
         """From wherever the record stands to the last predictor."""
@@ -123,9 +125,11 @@ class Coordinator:
                 self.run.commit(saved)
                 saved = None
             if self._due():
+                began = time.monotonic()
                 stored = stored or self._store_answers(ctx, received)
                 saved = self._checkpoint(ctx.round, latest, stored)
                 self.saved_at = time.monotonic()
+                self.save_seconds = self.saved_at - began
         if latest is None:
             raise RunFailed(f"{self.method.name} made nothing of round {ctx.round + 1}; this is a fault of the method")
         return latest
@@ -189,8 +193,9 @@ class Coordinator:
         return Context(self.study, round, self.device, self._train_or_fail, self.progress, self._due, self._note_once)
 
     def _due(self) -> bool:
-        """Whether a state of a long `absorb` should be saved."""
-        return time.monotonic() - self.saved_at > ABSORB_CHECKPOINT_SECONDS
+        """Whether a state of a long `absorb` should be saved; a large one seldom enough to get on with the work."""
+        interval = ABSORB_CHECKPOINT_SECONDS * max(1.0, self.save_seconds / LONG_SAVING_SECONDS)
+        return time.monotonic() - self.saved_at > interval
 
     def _train(self, fits: list[Fit]) -> list[Outcome]:
         """Reuse what the store has, train the rest side by side, and say how each went."""
