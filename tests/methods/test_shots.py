@@ -130,6 +130,17 @@ def test_how_many_shots(shots: int | None, rounds: int | None, expected: int) ->
     assert asked == [round < expected for round in range(4)]
 
 
+@pytest.mark.parametrize(
+    ("shots", "rounds", "epochs", "expected"),
+    [(2, 2, [3, 5], [3, 5]), (2, 5, 1, [3, 2]), (3, 20, 2, [14, 13, 13]), (3, 1, 2, [1, 1, 0])],
+)
+def test_the_budget_of_epochs_over_shots(shots: int, rounds: int, epochs: Any, expected: list[int]) -> None:
+    of = study(method="fedisca", rounds=rounds, train={"epochs": epochs})
+    found = [method("fedisca", shots=shots).epochs_of(context(of, number)) for number in range(shots)]
+    assert found == expected
+    assert sum(found) == of.total_epochs
+
+
 @pytest.mark.parametrize("changes", [{"shots": 2}, {"shots": None}])
 def test_in_the_second_round_sites_start_from_the_student(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

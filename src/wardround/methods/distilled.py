@@ -143,10 +143,17 @@ class Distilled(OneShot):
             start=join_groups(request) if ctx.round else alone.start,
             data=alone.data,
             validation=alone.validation,
-            recipe=ctx.study.recipe(ctx.round),
+            recipe=ctx.study.recipe(ctx.round, self.epochs_of(ctx)),
             seed=ctx.streams.number("fit", site.name, ctx.round),
             reusable=ctx.round == 0,
         )
+
+    def epochs_of(self, ctx: Context) -> int:
+        """Local epochs of a shot: the round's where there are as many as rounds, else an even share of the budget."""
+        study, shots = ctx.study, self.shots(ctx.study)
+        if shots == study.rounds:
+            return study.epochs(ctx.round)
+        return study.total_epochs // shots + (ctx.round < study.total_epochs % shots)
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
         """One state per epoch. Everything drawn derives from the epoch's number, so that a resume changes nothing."""

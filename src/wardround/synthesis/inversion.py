@@ -6,6 +6,7 @@ statistics (Eq. 6), and total variation. The images live in the networks' own va
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -150,7 +151,12 @@ class Synthesis:
 
     def state(self) -> dict[str, Tensor]:
         """The images and Adam's memory, to be kept in a state; the shifts derive from the generator."""
-        return {"images": self.images.detach().clone(), **{name: t.clone() for name, t in self.memory.items()}}
+        first = torch.tensor(math.nan if self.first_loss is None else self.first_loss)
+        return {
+            "images": self.images.detach().clone(),
+            "first_loss": first,
+            **{name: tensor.clone() for name, tensor in self.memory.items()},
+        }
 
     def restore(self, state: Mapping[str, Tensor], done: int, generator: torch.Generator) -> None:
         """Stand where `state` was taken, after `done` steps of the trajectory that this generator draws."""
@@ -159,7 +165,8 @@ class Synthesis:
             self.images.copy_(state["images"])
         for name, tensor in self.memory.items():
             tensor.copy_(state[name])
-        self.done = done
+        first = float(state["first_loss"])
+        self.done, self.first_loss = done, None if math.isnan(first) else first
 
     def _step(self, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         seen = rolled(self.images.detach(), shift).requires_grad_(True)
