@@ -397,3 +397,10 @@ def test_the_personal_loss_by_hand() -> None:
     assert float(PersonalDistillation([0.5, 0.3], 1.0).loss(step)) == pytest.approx(math.log(2) + 0.5 * away)
     swapped = step._replace(teachers=step.teachers[::-1])
     assert float(PersonalDistillation([0.5, 0.3], 1.0).loss(swapped)) == pytest.approx(math.log(2) + 0.3 * away)
+
+
+def test_how_the_site_personalises() -> None:
+    agreed = study(method="fedbicross", train={"schedule": "step"})
+    usual = method(personal_epochs=3, personal_lr=0.2).personal_recipe(agreed)
+    assert (usual.epochs, usual.lr, usual.schedule, usual.batch) == (3, 0.2, "step", 4)
+    assert method(personal_schedule="cosine").personal_recipe(agreed).schedule == "cosine"

@@ -41,7 +41,7 @@ from wardround.data.federation import Site
 from wardround.errors import BadInput, RunFailed
 from wardround.exchange.bundle import SIZE, Bundle
 from wardround.exchange.payload import Group, Payload, network_groups
-from wardround.learn.fit import Fit, Objective, Step, Teacher
+from wardround.learn.fit import Fit, Objective, Recipe, Step, Teacher
 from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member, Predictor, single
 from wardround.learn.statistics import retaken
@@ -106,6 +106,7 @@ class FedBiCross(OneShot):
         personal: bool = True
         personal_epochs: Epochs = 10
         personal_lr: Positive = 1e-2
+        personal_schedule: Literal["constant", "step", "cosine"] | None = None  # None: the study's
         personal_temperature: Positive = 20.0
         gamma: NotNegative = 0.5
         delta: NotNegative = 0.3
@@ -234,12 +235,17 @@ class FedBiCross(OneShot):
             start=start,
             data=site.train,
             validation=site.val,
-            recipe=replace(ctx.study.recipe(0, s.personal_epochs), lr=s.personal_lr),
+            recipe=self.personal_recipe(ctx.study),
             seed=ctx.streams.number("personal", site.name),
             objective=PersonalDistillation([share for share, _ in teachers], s.personal_temperature),
             teachers=tuple(teacher for _, teacher in teachers),
         )
         return single(spec, fitted.weights)
+
+    def personal_recipe(self, study: Study) -> Recipe:
+        """As the site trains, for `personal_epochs` at `personal_lr`."""
+        s, recipe = self.settings, study.recipe(0, self.settings.personal_epochs)
+        return replace(recipe, lr=s.personal_lr, schedule=s.personal_schedule or recipe.schedule)
 
     def _at_home(self, ctx: Context, site: Site, weights: Weights) -> Weights:
         """The cluster's model with the statistics of the site's own images."""
