@@ -145,8 +145,9 @@ class StageTwo:
             self.ctx.device,
         )
         for cluster in self.clusters:
-            gradient = cluster.model.wait()
+            found = cluster.model.wait()
             if outer:
+                gradient = found.double().cpu()  # only here does the coordinator wait for the device
                 if not bool(gradient.isfinite().all()):
                     raise RunFailed("fedbicross: a model diverged in Stage 2; use a smaller lr")
                 s = self.settings

@@ -64,8 +64,8 @@ class ClusterModel:
         self.begun.start(shares, *(tensor for j in taught for tensor in lessons[j]))
 
     def wait(self) -> Tensor:
-        """Eq. 8's gradient by cluster, in double precision on the CPU; without `outer`, nothing of use."""
-        return self.begun.wait().double().cpu()
+        """Eq. 8's gradient by cluster, on the device; without `outer`, nothing of use."""
+        return self.begun.wait()
 
     def _inner(self, weights: Tensor, *tensors: Tensor) -> Tensor:
         lessons = [lesson.part(slice(self.training)) for lesson in _lessons(tensors)]
