@@ -18,6 +18,7 @@ from wardround.learn.trainer import train_one
 from wardround.methods.base import Answer, Context, Work
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.state import State
+from wardround.methods.template import Visit
 
 
 def train(fits: list[Fit]) -> list[Outcome]:
@@ -120,8 +121,8 @@ def test_one_site_that_fails_is_named_and_the_others_go_on() -> None:
 class Leaky(FedAvg):
     """Slips a site's images into its answer."""
 
-    def more(self, ctx: Context, site: Site, fitted: Fitted) -> dict[str, dict[str, torch.Tensor]]:
-        return {"images": {"stolen": site.train.images}}
+    def more_up(self, visit: Visit, fit: Fit, fitted: Fitted) -> dict[str, dict[str, torch.Tensor]]:
+        return {"images": {"stolen": visit.site.train.images}}
 
 
 def test_what_a_method_did_not_declare_does_not_leave() -> None:

@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from tiny import context, coordinate, deployed, federation, figures, predictor_bytes, study, watch_bundles, watch_fits
-from wardround.data.federation import Site
-from wardround.learn.fit import Fitted
-from wardround.methods.base import Context
+from wardround.learn.fit import Fit, Fitted
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.state import State
-from wardround.methods.template import Averaging
+from wardround.methods.template import Averaging, Visit
 from wardround.models import spec_layout
 from wardround.record.rundir import RunDir
 from wardround.study import Study
@@ -92,9 +90,9 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
 class Forgets(FedAvg):
     """Remembers in the first round, and wants to have forgotten in the second."""
 
-    def remember(self, ctx: Context, site: Site, fitted: Fitted, memory: State) -> State:
-        seen.append((ctx.round, memory.facts.get("secret")))
-        return State({}, {"secret": site.name}) if ctx.round == 0 else State()
+    def remember(self, visit: Visit, fit: Fit, fitted: Fitted) -> State:
+        seen.append((visit.ctx.round, visit.memory.facts.get("secret")))
+        return State({}, {"secret": visit.site.name}) if visit.ctx.round == 0 else State()
 
 
 seen: list[tuple[int, str | None]] = []

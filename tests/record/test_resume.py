@@ -9,7 +9,6 @@ import pytest
 
 from tiny import everything, figures, give_tiny_data, images, settings, watch_bundles, watch_fits
 from wardround import coordinator, files, run, tensorfile
-from wardround.data.federation import Site
 from wardround.errors import BadInput
 from wardround.examine import Examiner
 from wardround.exchange.bundle import Bundle
@@ -19,7 +18,7 @@ from wardround.learn.store import FitStore
 from wardround.methods.base import Context
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.state import State
-from wardround.methods.template import Averaging, average
+from wardround.methods.template import Averaging, Visit, average
 from wardround.models import Weights, spec_layout
 from wardround.progress import Silent
 from wardround.record import rundir
@@ -47,9 +46,9 @@ class KeepsHead(Averaging):
         layout = spec_layout(study.common_spec)
         return frozenset(layout.names) - layout.head
 
-    def remember(self, ctx: Context, site: Site, fitted: Fitted, memory: State) -> State:
-        own = super().remember(ctx, site, fitted, memory)
-        return State(own.groups, {"asked": memory.facts.get("asked", 0) + 1})
+    def remember(self, visit: Visit, fit: Fit, fitted: Fitted) -> State:
+        own = super().remember(visit, fit, fitted)
+        return State(own.groups, {"asked": visit.memory.facts.get("asked", 0) + 1})
 
 
 def mixed(model: Mapping[str, Any], target: Mapping[str, Any]) -> Weights:

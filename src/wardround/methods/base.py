@@ -36,10 +36,14 @@ Family = Literal["bar", "one-shot", "multi-round"]
 
 @dataclass(frozen=True)
 class Answer:
-    """A site's answer: what travels, and what the site itself remembers until it is asked again."""
+    """A site's answer: what travels, and what the site itself remembers until it is asked again.
+
+    `trained` stays at the site, too: what it would predict with right after its work of this round, to be measured.
+    """
 
     bundle: Bundle
     memory: State
+    trained: Predictor | None = None
 
 
 @dataclass(frozen=True)

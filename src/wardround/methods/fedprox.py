@@ -18,11 +18,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from wardround.data.federation import Site
 from wardround.learn.fit import Objective
-from wardround.methods.base import Context
-from wardround.methods.state import State
-from wardround.methods.template import Averaging
+from wardround.methods.template import Averaging, Visit
 from wardround.models import Weights
 from wardround.settings import Frozen
 
@@ -39,9 +36,9 @@ class FedProx(Averaging):
 
         mu: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
 
-    def objective(self, ctx: Context, site: Site, received: Weights, memory: State) -> Objective:
+    def objective(self, visit: Visit) -> Objective:
         """Cross-entropy with the proximal gradient, or plain cross-entropy at μ = 0."""
-        return Proximal(self.settings.mu, received) if self.settings.mu > 0 else Objective()
+        return Proximal(self.settings.mu, visit.received) if self.settings.mu > 0 else Objective()
 
 
 class Proximal(Objective):

@@ -33,4 +33,4 @@ class Single(Averaging):
         """Every site takes part: there is no second round to ask the others in."""
         if ctx.round >= 1:
             return None
-        return {site: self._bundle(ctx, "request", site, state) for site in ctx.study.sites}
+        return {site: self.request(ctx, site, state) for site in ctx.study.sites}

@@ -1,8 +1,10 @@
 """The FedAvg-shaped template: broadcast, train locally, average. Most multi-round methods are a small variation of it.
 
-A variation overrides one or two of the hooks: `objective` (a loss term or a gradient correction), `teachers`,
-`shared` (which tensors travel), `frozen` (which are not trained), `remember` (what the site keeps), `weigh` (a site's
-weight in the average) and `more`/`more_groups` (an additional payload).
+A variation overrides one or two of the hooks. At the site: `prepare` (what it trains from, after work of its own),
+`objective` (a loss term or a gradient correction), `teachers`, `frozen` (what is not trained), `remember` (what it
+keeps), `more_up` (what goes up beside the model). At the coordinator: `weigh` (a site's weight in the average),
+`more_down` (what goes down beside the model), `absorb`. For both: `shared` (which tensors travel), and the
+declarations `more_up_groups` and `more_down_groups`.
 
 What happens to batch norm (rule 5): parameters and running statistics are averaged with the same weights; the integer
 step counters are never averaged, the largest is kept.
@@ -11,6 +13,8 @@ step counters are never averaged, the largest is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -26,6 +30,19 @@ from wardround.methods.base import Answer, Context, Family, Method, Work, join_g
 from wardround.methods.state import State
 from wardround.models import Weights
 from wardround.study import Study
+
+NOTHING: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Visit:
+    """All a site has when it is asked: the request, the network assembled from it, and its own memory."""
+
+    ctx: Context
+    site: Site
+    request: Bundle
+    received: Weights
+    memory: State
 
 
 class Averaging(Method):
@@ -51,20 +68,33 @@ class Averaging(Method):
         """The names of the tensors that are not trained."""
         return frozenset()
 
-    def objective(self, ctx: Context, site: Site, received: Weights, memory: State) -> Objective:
+    def prepare(self, visit: Visit) -> Work[Weights]:
+        """The weights that training starts from; a method that works on them first yields its own fits here."""
+        return visit.received
+        yield  # a Work that asks for no fit
+
+    def objective(self, visit: Visit) -> Objective:
         """What the site minimises."""
         return Objective()
 
-    def teachers(self, ctx: Context, site: Site, received: Weights, memory: State) -> tuple[Teacher, ...]:
+    def teachers(self, visit: Visit) -> tuple[Teacher, ...]:
         """Frozen networks whose outputs the objective reads."""
         return ()
 
-    def more_groups(self, study: Study) -> tuple[Group, ...]:
-        """The declaration of what `more` sends."""
+    def more_up_groups(self, study: Study) -> tuple[Group, ...]:
+        """The declaration of what `more_up` sends."""
+        return (SIZE_GROUP,)
+
+    def more_up(self, visit: Visit, fit: Fit, fitted: Fitted) -> dict[str, dict[str, Tensor]]:
+        """What goes up beside the model: how many images it was trained on."""
+        return {SIZE: {"images": torch.tensor(fitted.trained_on)}}
+
+    def more_down_groups(self, study: Study) -> tuple[Group, ...]:
+        """The declaration of what `more_down` sends."""
         return ()
 
-    def more(self, ctx: Context, site: Site, fitted: Fitted) -> dict[str, dict[str, Tensor]]:
-        """More that goes up with the model."""
+    def more_down(self, ctx: Context, site: str, state: State) -> dict[str, dict[str, Tensor]]:
+        """What goes down to a site beside the model."""
         return {}
 
     def weigh(self, answer: Bundle) -> float:
@@ -80,7 +110,8 @@ class Averaging(Method):
     def payload(self, study: Study, site: str) -> Payload:
         """The shared tensors both ways, and the number of images up."""
         network = network_groups(study.spec(site), self.shared(study))
-        return Payload(up=(*network, SIZE_GROUP, *self.more_groups(study)), down=network, home=network)
+        up, down = (*network, *self.more_up_groups(study)), (*network, *self.more_down_groups(study))
+        return Payload(up=up, down=down, home=network)
 
     def begin(self, ctx: Context) -> State:
         """The common initial weights."""
@@ -90,31 +121,42 @@ class Averaging(Method):
         """The shared tensors of the current model to this round's participants."""
         if ctx.round >= self.rounds(ctx.study):
             return None
-        return {site: self._bundle(ctx, "request", site, state) for site in ctx.study.participants(ctx.round)}
+        return {site: self.request(ctx, site, state) for site in ctx.study.participants(ctx.round)}
+
+    def request(self, ctx: Context, site: str, state: State) -> Bundle:
+        """What a site is sent in a round."""
+        return self._bundle(ctx, "request", site, state, self.more_down(ctx, site, state))
 
     def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
         """Train from what was received (with the site's own tensors where it keeps some) and send the shared ones."""
         received = self.assemble(ctx, site, request, memory)
         if ctx.round == 0 and ctx.study.settings.init == "own":
             received = ctx.study.initial(site.name)
-        fitted = yield Fit(
+        visit = Visit(ctx, site, request, received, memory)
+        start = yield from self.prepare(visit)
+        fit = self.fit(visit, start)
+        fitted = yield fit
+        sent = {name: fitted.weights[name] for name in join_groups(request)}
+        groups = {**split_groups(ctx, site.name, sent), **self.more_up(visit, fit, fitted)}
+        trained = single(fit.spec, fitted.weights)
+        return Answer(ctx.bundle("answer", site.name, groups), self.remember(visit, fit, fitted), trained)
+
+    def fit(self, visit: Visit, start: Weights) -> Fit:
+        """What the site trains in this round."""
+        ctx, site = visit.ctx, visit.site
+        return Fit(
             label=f"{site.name}, round {ctx.round + 1}",
             spec=ctx.study.spec(site.name),
-            start=received,
+            start=start,
             data=site.train,
             validation=site.val,
             recipe=ctx.study.recipe(ctx.round, self.epochs(ctx)),
             seed=ctx.streams.number("fit", site.name, ctx.round),
-            objective=self.objective(ctx, site, received, memory),
-            teachers=self.teachers(ctx, site, received, memory),
+            objective=self.objective(visit),
+            teachers=self.teachers(visit),
             frozen=self.frozen(ctx.study),
             reusable=self.rounds(ctx.study) == 1,  # a one-round method trains what other one-shot methods train
         )
-        sent = {name: fitted.weights[name] for name in join_groups(request)}
-        groups = split_groups(ctx, site.name, sent)
-        groups[SIZE] = {"images": torch.tensor(fitted.trained_on)}
-        groups.update(self.more(ctx, site, fitted))
-        return Answer(ctx.bundle("answer", site.name, groups), self.remember(ctx, site, fitted, memory))
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
         """The weighted mean of the shared tensors; the others stay as they began."""
@@ -136,11 +178,11 @@ class Averaging(Method):
 
     # Site memory ------------------------------------------------------------------------------------------------------
 
-    def remember(self, ctx: Context, site: Site, fitted: Fitted, memory: State) -> State:
+    def remember(self, visit: Visit, fit: Fit, fitted: Fitted) -> State:
         """What the site keeps: by default exactly the tensors that do not travel."""
-        shared = self.shared(ctx.study)
+        shared = self.shared(visit.ctx.study)
         if shared is None:
-            return memory
+            return visit.memory
         return State({"own": {name: tensor for name, tensor in fitted.weights.items() if name not in shared}})
 
     def assemble(self, ctx: Context, site: Site, bundle: Bundle, memory: State) -> Weights:
@@ -151,10 +193,12 @@ class Averaging(Method):
         own = memory.groups.get("own") or ctx.study.initial(site.name)
         return {**own, **weights}
 
-    def _bundle(self, ctx: Context, kind: Kind, site: str, state: State) -> Bundle:
+    def _bundle(
+        self, ctx: Context, kind: Kind, site: str, state: State, extra: Mapping[str, Mapping[str, Tensor]] = NOTHING
+    ) -> Bundle:
         shared = self.shared(ctx.study)
         model = {name: t for name, t in state.groups["model"].items() if shared is None or name in shared}
-        return ctx.bundle(kind, site, split_groups(ctx, site, model))
+        return ctx.bundle(kind, site, {**split_groups(ctx, site, model), **extra})
 
 
 def average(answers: Mapping[str, Bundle], weigh: Callable[[Bundle], float]) -> Weights:
