@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from resumable import Entry, Plan, record_hash
 from wardround.cli import _own
 from wardround.methods.registry import find, make
-from wardround.settings import Settings, overlay, read_preset, validate
-from wardround.tensorfile import canonical
+from wardround.settings import overlay, read_preset, validate
 
 # FedISCA's clients: its public code, `train_classifier.py`; the model sent is the best one on the site's own tenth.
 CLIENTS: dict[str, Any] = {
@@ -30,21 +29,6 @@ CLIENTS: dict[str, Any] = {
         "keep": "best",
     },
 }
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A line of the table: a method, what is set otherwise than in the preset, and what of the study is changed."""
-
-    label: str
-    method: str
-    own: Mapping[str, Any] = field(default_factory=dict)
-    study: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def group(self) -> str:
-        """The name that `--methods` selects it by: the label up to its comma."""
-        return self.label.partition(",")[0]
 
 
 ENTRIES = (
@@ -93,18 +77,6 @@ class Cell:
         return f"{self.source.stem}-alpha{self.alpha:g}-seed{self.seed}"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One entry in one cell, with all its settings; `recipe` is the entry's without the cell, `id` everything."""
-
-    cell: Cell
-    entry: Entry
-    settings: Settings
-    record: dict[str, Any]
-    recipe: str
-    id: str
-
-
 # Settings -------------------------------------------------------------------------------------------------------------
 
 
@@ -143,9 +115,9 @@ def plan(tree: Mapping[str, Any], entry: Entry, cell: Cell, images: str) -> Plan
         "study": dict(entry.study),
         "settings": make(entry.method, own).settings.model_dump(mode="json"),
     }
-    recipe = _hash(record)
+    recipe = record_hash(record)
     depends = {"study": header(tree), "recipe": recipe, "images": images, **cell.place}
-    return Plan(cell, entry, settings, record, recipe, _hash(depends))
+    return Plan(cell, entry, settings, record, recipe, record_hash(depends))
 
 
 def header(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +128,3 @@ def header(tree: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("source", "folder", "alpha", "partition_seed"):
         del found["data"][key]
     return found
-
-
-def _hash(record: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(record).encode()).hexdigest()[:12]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tiny import CPU, coordinate, federation, figures, images, predictor_bytes
+from tiny import CPU, coordinate, federation, figures, images, predictor_bytes, study
 from wardround import coordinator
 from wardround.data.federation import LocalTest, Site
 from wardround.errors import RunFailed, SiteFailed
@@ -23,6 +23,7 @@ from wardround.learn.predictor import Predictor
 from wardround.methods.base import Answer, Context, Work
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.local import Local
+from wardround.methods.single import Single
 from wardround.methods.state import State
 from wardround.progress import Silent
 from wardround.record.rundir import Log
@@ -87,6 +88,20 @@ def test_a_site_without_a_predictor_is_noted(tmp_path: Path) -> None:
     assert texts(result)[0].startswith("site-1 has no predictor: training diverged")
     assert result["rows"] == []
     assert {headline["value"] for headline in result["headlines"]} == {None}
+
+
+@pytest.mark.parametrize(("share", "asked"), [(0.1, 1), (0.16, 1), (0.17, 1), (0.5, 2), (1.0, 3)])
+def test_a_share_that_rounds_to_nobody_asks_one_site_and_says_so(share: float, asked: int, tmp_path: Path) -> None:
+    """0.16 of 3 sites is 0.48, which rounds to none; 0.17 is 0.51, which is one."""
+    result = coordinate(tmp_path / "run", FedAvg(), participants=share)
+    by_round = [row["round"] for row in result["ledger"]["rows"] if row["kind"] == "answer"]
+    assert by_round == [0] * asked + [1] * asked
+    said = f"participants = {share:g} of 3 sites rounds to none; one site is asked in each round"
+    assert texts(result) == ([said] if share < 0.17 else [])
+
+
+def test_a_method_that_asks_everybody_does_not_speak_of_shares(tmp_path: Path) -> None:
+    assert texts(coordinate(tmp_path / "run", Single(), participants=0.1)) == []
 
 
 class AsksNobody(FedAvg):
@@ -154,6 +169,79 @@ def test_fits_are_logged_with_how_they_went(tmp_path: Path) -> None:
     assert (trained["label"], trained["images"], trained["skipped"]) == ("site-1, round 1", 6, "")
     assert trained["loss"] > 0
     assert (skipped["label"], skipped["images"], skipped["loss"]) == ("site-2, round 1", 0, None)
+
+
+# What a site has right after its training -----------------------------------------------------------------------------
+
+
+def trained_rows(result: Mapping[str, Any]) -> list[tuple[int, str]]:
+    rows = [row for row in result["rows"] if row["model"] == "trained"]
+    assert {(row["split"], row["n"]) for row in rows} <= {("local", 16)}
+    return [(row["round"], row["site"]) for row in rows if row["metric"] == "accuracy"]
+
+
+def test_trained_models_are_measured_where_asked_for(tmp_path: Path) -> None:
+    assert trained_rows(coordinate(tmp_path / "off", FedAvg(), rounds=4)) == []
+    found = coordinate(tmp_path / "on", FedAvg(), rounds=4, participants=0.34, evaluate_trained=True)
+    asked = [study(participants=0.34).participants(round) for round in range(4)]
+    assert trained_rows(found) == [(round, site) for round, sites in enumerate(asked) for site in sites]
+    seldom = coordinate(
+        tmp_path / "seldom", FedAvg(), rounds=4, participants=0.34, evaluate_trained=True, evaluate_every=2
+    )
+    assert trained_rows(seldom) == [pair for pair in trained_rows(found) if pair[0] in (1, 3)]
+
+
+def test_measuring_them_changes_nothing_else(tmp_path: Path) -> None:
+    off, on = (coordinate(tmp_path / str(flag), FedAvg(), evaluate_trained=flag) for flag in (False, True))
+    assert [row for row in on["rows"] if row["model"] != "trained"] == off["rows"]
+    assert predictor_bytes(tmp_path / "True") == predictor_bytes(tmp_path / "False")
+
+
+def test_a_trained_model_is_measured_before_it_is_averaged(tmp_path: Path) -> None:
+    """One site: what it has after training is what the shared model becomes."""
+    result = coordinate(tmp_path / "run", FedAvg(), federation((9,)), evaluate_trained=True)
+    by = {(r["model"], r["round"]): r["value"] for r in result["rows"] if r["site"] and r["metric"] == "accuracy"}
+    assert [by["trained", round] for round in (0, 1)] == [by["shared", round] for round in (0, 1)]
+
+
+class Slow(FedAvg):
+    """Absorbs in three steps, and dies once after the second."""
+
+    def __init__(self, dies_in: int) -> None:
+        super().__init__()
+        self.dies_in = dies_in
+
+    def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
+        for step in range(3):
+            if step == 2 and ctx.round == self.dies_in:
+                self.dies_in = -1
+                raise KeyboardInterrupt
+            yield state if step < 2 else next(iter(super().absorb(ctx, state, answers)))
+
+
+def test_a_run_that_is_stopped_measures_every_trained_model_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the middle of absorbing, it goes on from stored answers, and asks and measures nobody again."""
+    monkeypatch.setattr(coordinator, "ABSORB_CHECKPOINT_SECONDS", -1.0)
+    straight = coordinate(tmp_path / "straight", Slow(-1), evaluate_trained=True)
+    stopped = Slow(1)
+    with pytest.raises(KeyboardInterrupt):
+        coordinate(tmp_path / "stopped", stopped, evaluate_trained=True)
+    again = coordinate(tmp_path / "stopped", stopped, evaluate_trained=True)
+    assert figures(again) == figures(straight)
+    assert trained_rows(again) == [(round, f"site-{k}") for round in (0, 1) for k in (1, 2, 3)]
+
+
+def test_the_seconds_of_a_round_are_without_those_of_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10_000))
+    monkeypatch.setattr("wardround.coordinator.time.monotonic", lambda: float(next(clock)))
+    points = coordinate(tmp_path / "run", FedAvg(), evaluate_trained=True)["rounds"]
+    events = list(Log(tmp_path / "run" / "events.jsonl").rows())
+    ends = [event["seconds"] for event in events if event["kind"] == "round"]
+    spent = [sum(e["seconds"] for e in events if (e["kind"], e.get("round")) == ("measuring", r)) for r in (0, 1)]
+    assert spent == [4.0, 4.0]  # three sites and the shared model, a tick each
+    assert [point["seconds"] for point in points] == [ends[0] - 4, ends[1] - 8]
 
 
 # The examiner ---------------------------------------------------------------------------------------------------------

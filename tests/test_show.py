@@ -170,6 +170,35 @@ def test_the_coordinators_work_is_a_line_for_each_method() -> None:
     assert lines(found) == []
 
 
+def test_figures_over_rounds_are_a_table_of_their_own() -> None:
+    keys = {key: 0.5 + i / 100 for i, key in enumerate(show.ROUND_COLUMNS)}
+    keys["backward_transfer"] = -0.25
+    headlines = [{"method": "fedkper", "key": key, "value": value} for key, value in keys.items()]
+    headlines += [{"method": "local", "key": "local_accuracy", "value": 0.5}]
+    found: dict[str, Any] = {
+        "methods": ["fedkper", "local"],
+        "headlines": headlines,
+        "ledger": {"totals": []},
+        "seconds": {},
+        "notes": [],
+        "data": {"local_protocol": "one", "global_protocol": "all"},
+    }
+
+    def shown(brief: bool) -> str:
+        screen = io.StringIO()
+        show.result(Console(file=screen, width=120), found, Path("x"), brief=brief)
+        return screen.getvalue()
+
+    for brief in (False, True):
+        after = shown(brief).split("over all rounds")[1].splitlines()
+        assert after[1].split() == ["fedkper", "50.0", "-25.0", "52.0", "53.0", "54.0", "55.0", "56.0"]
+        assert after[2].split() == ["local", *["–"] * 7]
+    assert "transfer, all rounds" in shown(False)
+    assert "transfer, all rounds" not in shown(True)
+    headlines[:] = [headline for headline in headlines if headline["key"] != "mean_trained_local_accuracy"]
+    assert "over all rounds" not in shown(False)
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [

@@ -7,7 +7,8 @@ random draw is derived from the round. So a killed run resumes and ends with the
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ from wardround.methods.state import State
 from wardround.progress import Silent
 from wardround.record import workings
 from wardround.record.rundir import Checkpoint, RunDir
-from wardround.study import Study
+from wardround.study import Study, round_half_up
 
 ABSORB_CHECKPOINT_SECONDS = 20.0
 LONG_SAVING_SECONDS = 4.0  # where saving takes longer than this, it is done less often
@@ -69,6 +70,7 @@ class Coordinator:
             state, round, answers = self.run.load(checkpoint.state), checkpoint.round, checkpoint.answers
             self.memories, self.saved = dict(checkpoint.memories), checkpoint.saved
             self.began -= checkpoint.seconds
+        self._note_a_share_of_nobody()
         with self.progress.task("rounds", self.method.rounds(self.study), done=round) as advance:
             while (newer := self._round(self._context(round), state, answers)) is not None:
                 state, round, answers = newer, round + 1, {}
@@ -81,7 +83,7 @@ class Coordinator:
     def _round(self, ctx: Context, state: State, stored: dict[str, str]) -> State | None:
         """The state after this round, measured; None where the method is done. `stored` answers are not asked again."""
         if stored:
-            received: Mapping[str, Bundle] = self._stored_answers(stored)
+            received: Mapping[str, Bundle] = self._stored_answers(ctx, stored)
         else:
             requests = self.method.ask(ctx, state)
             if requests is None:
@@ -89,8 +91,9 @@ class Coordinator:
             received = self._exchange(ctx, requests)
         state = self._absorb(ctx, state, received, stored)
         if self._measure(ctx.round):
-            self._measure_shared(ctx, self.method.predictor(ctx, state))
-            self.examiner.forget()
+            with self._measuring(ctx.round):
+                self._measure_shared(ctx, self.method.predictor(ctx, state))
+                self.examiner.forget()
         self.run.events.append({"kind": "round", "round": ctx.round, "seconds": self._seconds()})
         return state
 
@@ -102,8 +105,15 @@ class Coordinator:
             if memory.groups or memory.facts or site in self.memories:
                 fresh_memories[site] = self.run.save(f"memory-{site}-{ctx.round}.safetensors", memory)
 
+        def measure(site: str, trained: Predictor) -> None:
+            with self._measuring(ctx.round):
+                for row in self.examiner.trained(ctx.round, site, trained):
+                    self.run.events.append(row)
+                self.examiner.forget()
+
         fresh_memories: dict[str, str] = {}
-        found = self.transport.exchange(ctx, self.method, requests, self._recall, remember)
+        shown = measure if self.study.settings.evaluate_trained and self._measure(ctx.round) else None
+        found = self.transport.exchange(ctx, self.method, requests, self._recall, remember, shown)
         self.memories.update(fresh_memories)
         for site, reason in found.failures.items():
             self._note(f"{site} did not answer in round {ctx.round + 1}: {reason}", site=site, round=ctx.round)
@@ -135,8 +145,15 @@ class Coordinator:
         return latest
 
     def _measure(self, round: int) -> bool:
-        """Whether the shared model is measured after this round."""
+        """Whether this round is measured."""
         return (round + 1) % self.study.settings.evaluate_every == 0
+
+    @contextmanager
+    def _measuring(self, round: int) -> Iterator[None]:
+        """Log how long measuring takes: it is no part of the method, and its seconds are told apart from the work's."""
+        began = time.monotonic()
+        yield
+        self.run.events.append({"kind": "measuring", "round": round, "seconds": time.monotonic() - began})
 
     def _measure_shared(self, ctx: Context, predictor: Predictor | None) -> None:
         if predictor is not None:
@@ -255,6 +272,14 @@ class Coordinator:
         self.run.events.append({"kind": "note", "text": text, **place})
         self.progress.say(f"note: {text}")
 
+    def _note_a_share_of_nobody(self) -> None:
+        """The rule for a share of the sites that rounds to none of them: one is asked, and a note says so."""
+        share, count = self.study.settings.participants, len(self.study.sites)
+        if self.method.family == "multi-round" and round_half_up(share * count) == 0:
+            self._note_once(
+                f"participants = {share:g} of {count} sites rounds to none; one site is asked in each round"
+            )
+
     def _note_once(self, text: str) -> None:
         """A method's note: work that it does again after a stop has the same things to say."""
         if not any(row["kind"] == "note" and row["text"] == text for row in self.run.events.rows()):
@@ -267,8 +292,8 @@ class Coordinator:
                 received[site].write(self.run.path / "checkpoint" / name)
         return names
 
-    def _stored_answers(self, names: dict[str, str]) -> Answers:
-        found = Answers()
+    def _stored_answers(self, ctx: Context, names: dict[str, str]) -> Answers:
+        found = Answers(ctx.study.id, ctx.study.settings.method, ctx.round)
         for site, name in names.items():
             found.add(site, Bundle.from_bytes(self.run.read(name)))
         return found

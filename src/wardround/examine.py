@@ -20,7 +20,7 @@ from wardround.measure import Tally, macro_auc, tally
 from wardround.progress import Silent
 
 GLOBAL, LOCAL = "global", "local"
-SHARED, PERSONAL = "shared", "personal"
+SHARED, PERSONAL, TRAINED = "shared", "personal", "trained"
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,12 @@ class Examiner:
 
     def personal(self, round: int, site: str, predictor: Predictor) -> Iterator[dict[str, Any]]:
         """A site's own predictor: the same one on its local test and on the global one."""
-        (owner,) = (s for s in self.federation.sites if s.name == site)
-        yield from self._local_rows(round, PERSONAL, owner, predictor)
+        yield from self._local_rows(round, PERSONAL, self._owner(site), predictor)
         yield from self._global_rows(round, PERSONAL, site, predictor)
+
+    def trained(self, round: int, site: str, predictor: Predictor) -> Iterator[dict[str, Any]]:
+        """What a site has right after its training of a round, on its local test."""
+        yield from self._local_rows(round, TRAINED, self._owner(site), predictor)
 
     def is_constant(self, predictor: Predictor) -> bool:
         """Whether this predictor gives one and the same class for the whole global test."""
@@ -60,6 +63,10 @@ class Examiner:
         """Drop cached scores and the predictors they hold, so that memory does not grow with sites or rounds."""
         kept = except_for.identity() if except_for is not None else None
         self._seen = {key: seen for key, seen in self._seen.items() if key[0] == kept}
+
+    def _owner(self, name: str) -> Site:
+        (owner,) = (site for site in self.federation.sites if site.name == name)
+        return owner
 
     def _global_rows(self, round: int, model: str, site: str, predictor: Predictor) -> Iterator[dict[str, Any]]:
         test = self.federation.test

@@ -120,6 +120,7 @@ class Settings(Frozen):
     participants: Annotated[float, Field(gt=0, le=1)] = 1.0
     init: Literal["common", "own"] = "common"
     evaluate_every: Count = 1
+    evaluate_trained: bool = False  # one more pass over a local test for every site that is asked
     device: str = "auto"
     workers: Count | None = None
     data: DataSettings = DataSettings()

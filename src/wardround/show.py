@@ -21,6 +21,16 @@ COLUMNS = {
     "worst_site_accuracy": ("worst", "the lowest local accuracy of a site"),
     "shared_global_accuracy": ("shared", "the one model shared by all sites on the global test"),
 }
+# The figures over rounds, in a table of their own where sites were measured right after their training.
+ROUND_COLUMNS = {
+    "mean_shared_global_accuracy": ("global", "the shared model on the global test"),
+    "backward_transfer": ("transfer", "change of the shared model on sites' local tests since they last took part"),
+    "shared_global_consistency": ("consistency", "1 less what the shared model loses between its records"),
+    "mean_trained_local_accuracy": ("local", "what asked sites have right after their training, on their local tests"),
+    "worst_trained_local_accuracy": ("worst", "the lowest of these among the sites of a round"),
+    "trained_local_consistency": ("local consistency", "consistency of local"),
+    "balance_over_rounds": ("balance", "the mean of global and local"),
+}
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False}
 WIDE = 1000  # columns: more than any table of figures takes
 
@@ -61,9 +71,15 @@ def result(console: Console, found: dict[str, Any], path: Path, brief: bool = Fa
         )
     console.print()
     _print_whole(console, table)
+    over_rounds = any("mean_trained_local_accuracy" in headlines[method] for method in found["methods"])
+    if over_rounds:
+        _over_rounds(console, headlines)
     if not brief:
         console.print()
         _definitions(console, _meanings(found))
+        if over_rounds:
+            means = [(f"{heading}, all rounds", words) for heading, words in ROUND_COLUMNS.values()]
+            _definitions(console, [*means, ("", "All in %, means over all measured rounds.")])
         worked = list(_work(found))
         if worked:
             console.print()
@@ -74,6 +90,17 @@ def result(console: Console, found: dict[str, Any], path: Path, brief: bool = Fa
     for note in found["notes"]:
         console.print(printable(f"note ({note['method']}): {note['text']}"), style="yellow", **PLAIN)
     console.print(f"\nreport: {printable(str(path / 'report.html'))}", **PLAIN, soft_wrap=True)
+
+
+def _over_rounds(console: Console, headlines: dict[str, dict[str, dict[str, Any]]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("over all rounds", no_wrap=True)
+    for heading, _ in ROUND_COLUMNS.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for method, figures in headlines.items():
+        table.add_row(method, *(percent(figures.get(key, {}).get("value")) for key in ROUND_COLUMNS))
+    console.print()
+    _print_whole(console, table)
 
 
 def _meanings(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -214,12 +214,12 @@ def test_expected_seconds_are_of_the_nearest_entries(grid: Any) -> None:
 def test_an_entry_under_new_settings_takes_the_place_of_the_old(grid: Any, tmp_path: Path) -> None:
     tree = grid.entries.study_tree(None, {}, "fp32")
     path = tmp_path / "new folder" / "grid.json"
-    results = grid.grid.Results(path, None, grid.entries.header(tree))
+    results = grid.grid.open_results(path, None, grid.entries.header(tree))
     old, other = planned(grid, tree), planned(grid, tree, seed=1)
     new = planned(grid, {**tree, "set": {"fedisca": {"steps": 9}}})
     for plan, local in ((old, 0.1), (other, 0.2), (new, 0.3)):
         results.add(plan, {"figures": {**FIGURES, "local_accuracy": local}, "seconds": 1.0}, {"images": [1]})
-    again = grid.grid.Results(path, None, grid.entries.header(tree))
+    again = grid.grid.open_results(path, None, grid.entries.header(tree))
     assert [again.has(plan) for plan in (old, other, new)] == [False, True, True]
     assert [line["figures"]["local_accuracy"] for line in again.entries] == [0.2, 0.3]
     assert set(again.tree["recipes"]) == {other.recipe, new.recipe}
@@ -230,17 +230,17 @@ def test_an_entry_under_new_settings_takes_the_place_of_the_old(grid: Any, tmp_p
 def test_other_results_are_refused(grid: Any, tmp_path: Path) -> None:
     tree = grid.entries.study_tree(None, {}, "fp32")
     path = tmp_path / "grid.json"
-    results = grid.grid.Results(path, "fast", grid.entries.header(tree))
+    results = grid.grid.open_results(path, "fast", grid.entries.header(tree))
     results.add(planned(grid, tree), {"figures": FIGURES, "seconds": 1.0}, {})
     with pytest.raises(BadInput, match="another preset or other settings; use another --out"):
-        grid.grid.Results(path, None, grid.entries.header(tree))
+        grid.grid.open_results(path, None, grid.entries.header(tree))
     changed = grid.entries.study_tree(None, {"train": {"epochs": 1}}, "fp32")
     with pytest.raises(BadInput, match="another preset or other settings"):
-        grid.grid.Results(path, "fast", grid.entries.header(changed))
+        grid.grid.open_results(path, "fast", grid.entries.header(changed))
     for text in ("{", "[]", '{"benchmark": "memory"}'):
         path.write_text(text)
         with pytest.raises(BadInput, match=r"cannot be used: .*; give the results of an earlier start"):
-            grid.grid.read_results(path)
+            grid.grid.read_results(path, grid.grid.NAME)
 
 
 # The whole ------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Sites in one process: stepped together or apart, a failing one spoils no other, and every bundle is checked."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -138,6 +139,53 @@ def test_an_unknown_site_is_refused() -> None:
     stray = ctx.bundle("request", "site-9", requests["site-1"].groups)
     with pytest.raises(BadInput, match="no site 'site-9'"):
         Transport(1).exchange(FedAvg(), {"site-9": stray}, ctx)
+
+
+class Late(FedAvg):
+    """Answers with what it had ready for another round, or for another site."""
+
+    def __init__(self, round: int, site: str) -> None:
+        super().__init__()
+        self.late = round, site
+
+    def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
+        found = yield from super().answer(ctx, site, request, memory)
+        round, name = self.late
+        envelope = replace(found.bundle.envelope, round=round, site=name or site.name)
+        return Answer(Bundle(envelope, found.bundle.groups), found.memory)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (Late(4, ""), r"^the answer of site-1 in round 5 came in round 1; use the bundle of this round$"),
+        (Late(0, "site-2"), r"^the answer of site-2 in round 1 came in place of the answer of site-1; send each"),
+    ],
+)
+def test_an_answer_that_belongs_elsewhere_is_refused_and_not_counted(method: FedAvg, words: str) -> None:
+    ctx, requests = asked(method)
+    transport = Transport(1)
+    with pytest.raises(BadInput, match=words):
+        transport.exchange(method, requests, ctx)
+    assert [b.envelope.kind for b in transport.crossed] == ["request"]
+    assert transport.memories == {}
+
+
+def test_a_request_of_another_round_is_refused() -> None:
+    ctx, requests = asked(FedAvg())
+    with pytest.raises(BadInput, match="the request of site-1 in round 1 came in round 2"):
+        Transport(1).exchange(FedAvg(), requests, replace(ctx, round=1))
+
+
+def test_what_a_site_has_after_its_training_is_shown_and_does_not_travel() -> None:
+    ctx, requests = asked(FedAvg())
+    shown: dict[str, Predictor] = {}
+    transport = Transport(2)
+    found = transport.inner.exchange(ctx, FedAvg(), requests, lambda _: State(), lambda *_: None, shown.__setitem__)
+    assert list(shown) == ["site-1", "site-2", "site-3"]
+    for site, predictor in shown.items():
+        sent = found.answers[site].group("parameters")
+        assert all(torch.equal(predictor.members[0].weights[name], tensor) for name, tensor in sent.items())
 
 
 def test_every_site_gets_a_predictor_from_what_it_takes_home() -> None:

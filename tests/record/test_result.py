@@ -9,6 +9,7 @@ import pytest
 from tiny import CLASSES, QUICK, SIZES, federation, give_tiny_data, partition, settings
 from wardround import run
 from wardround.errors import BadInput
+from wardround.measure import OVER_ROUNDS
 from wardround.methods.registry import known
 from wardround.progress import Silent
 from wardround.record.result import ROW_FIELDS, SCHEMA_VERSION
@@ -85,6 +86,29 @@ def test_the_last_round_is_always_measured_and_once(every: int, measured: list[i
     rows = finished(tmp_path / "out", rounds=5, evaluate_every=every)["rows"]
     shared = [row["round"] for row in rows if (row["model"], row["site"], row["metric"]) == ("shared", "", "accuracy")]
     assert shared == measured
+
+
+def test_rounds_are_points_and_figures_over_them(tmp_path: Path) -> None:
+    result = finished(tmp_path / "out", rounds=3, participants=0.34, evaluate_trained=True)
+    points = result["rounds"]
+    assert [point["round"] for point in points] == [0, 1, 2]
+    assert [len(point["sites"]) for point in points] == [1, 1, 1]
+    per_round = [
+        sum(sum(row["groups"].values()) + row["overhead"] for row in result["ledger"]["rows"] if row["round"] == r)
+        for r in (0, 1)
+    ]
+    assert [point["bytes"] for point in points[:2]] == [per_round[0], sum(per_round)]
+    assert 0 < points[0]["seconds"] < points[1]["seconds"] < points[2]["seconds"] < result["seconds"]["fedavg"]
+    values = {headline["key"]: headline["value"] for headline in result["headlines"]}
+    assert values["mean_shared_global_accuracy"] == pytest.approx(sum(p["shared_global_accuracy"] for p in points) / 3)
+    assert values["mean_trained_local_accuracy"] == pytest.approx(sum(p["trained_local_accuracy"] for p in points) / 3)
+    assert values["backward_transfer"] == pytest.approx(sum(p["backward_transfer"] for p in points) / 3)
+
+
+@pytest.mark.parametrize(("method", "rounds"), [("local", 3), ("ensemble", None), ("fedavg", 1)])
+def test_one_round_has_no_figures_over_rounds(method: str, rounds: int | None, tmp_path: Path) -> None:
+    result = finished(tmp_path / "out", method=method, rounds=rounds)
+    assert not {headline["key"] for headline in result["headlines"]} & set(OVER_ROUNDS)
 
 
 def test_headlines_have_definitions_and_are_of_the_personal_predictor(tmp_path: Path) -> None:

@@ -138,6 +138,33 @@ def test_one_round_has_no_curves() -> None:
     assert "Over the rounds" in render(small(rows=[row(round=0), row(round=1)]))
 
 
+def test_every_round_is_shown_with_its_cost() -> None:
+    point = {"method": "fedavg", "round": 0, "sites": ["a"], "bytes": 1_500, "seconds": 12.34, "later": "unknown"}
+    figures = {"shared_global_accuracy": 0.5, "backward_transfer": -0.25, "trained_local_accuracy": 0.75}
+    found = [{**point, **figures}, {"method": "fedavg", "round": 1}]
+    html = render(small(rows=[row(round=0), row(round=1)], rounds=found))
+    assert rows_of(html, "Each round: seconds of work and bytes from the beginning to its end") == [
+        [
+            "Round",
+            "Seconds",
+            "Bytes",
+            "Shared, global",
+            "Backward transfer",
+            "After training, local",
+            "After training, worst",
+        ],
+        ["fedavg, 1", "12.3", "1.50 kB", "50.0%", "-0.25", "75.0%", "–"],
+        ["fedavg, 2", "–", "0 B", "–", "–", "–", "–"],
+    ]
+    assert 'title="1,500 bytes"' in html
+    assert "Each round:" not in render(small(rows=[row(round=0), row(round=1)]))
+
+
+def test_models_right_after_training_have_a_curve() -> None:
+    rows = [row(site="a", round=r, value=v, split="local", model="trained") for r, v in ((1, 0.25), (2, 0.75))]
+    assert rows_of(render(small(rows=rows)), "After training, local tests")[1:] == [["1", "25.0%"], ["2", "75.0%"]]
+
+
 def test_the_ledger_shows_human_units_and_exact_bytes() -> None:
     totals = [
         {"method": "fedavg", "direction": "up", "group": group, "bytes": size}

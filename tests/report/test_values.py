@@ -47,11 +47,19 @@ def test_moments_are_shown_in_utc_and_other_text_as_it_is() -> None:
 
 def test_a_figure_is_shown_as_its_name_wants() -> None:
     assert values.show("worst_site_accuracy", 0.9135) == "91.3%"
-    assert values.show("balance", 1.0) == "100.0%"
+    assert values.show("balance", 1.0) == values.show("balance_over_rounds", 1.0) == "100.0%"
+    assert values.show("backward_transfer", -0.25512) == "-0.2551"
+    assert values.show("rounds_to_convergence", 42.0) == "42"
     assert values.show("macro_auc", 0.98765) == "0.988"
     assert values.show("loss", 0.123456) == "0.1235"
     assert values.show("images", 12_345.0) == "12,345"
     assert values.show("accuracy", None) == "–"
+
+
+def test_more_is_better_for_some_figures_only() -> None:
+    ranked = ("mean_trained_local_accuracy", "balance_over_rounds", "macro_auc", "backward_transfer", "x_consistency")
+    assert all(map(values.is_ranked, ranked))
+    assert not any(map(values.is_ranked, ("deviation_shared_global", "rounds_to_convergence", "loss")))
 
 
 def test_only_finite_numbers_count() -> None:

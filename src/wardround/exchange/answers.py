@@ -1,7 +1,8 @@
 """Answers as they arrive: in memory while they are few, on disk when they are many.
 
-A coordinator of 500 sites must not hold 500 models. Beyond a limit each further answer becomes a file, and reading it
-again gives the same tensors; a method that absorbs them one at a time needs memory for one.
+One answer of every site that was asked, of this round and no other: whatever else arrives is refused by name. A
+coordinator of 500 sites must not hold 500 models. Beyond a limit each further answer becomes a file, and reading
+it again gives the same tensors; a method that absorbs them one at a time needs memory for one.
 """
 
 from __future__ import annotations
@@ -10,23 +11,40 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from wardround.errors import RunFailed
-from wardround.exchange.bundle import Bundle
+from wardround.errors import BadInput, RunFailed
+from wardround.exchange.bundle import Bundle, Envelope
 
 IN_MEMORY_BYTES = 512 * 2**20
 
 
-class Answers(Mapping[str, Bundle]):
-    """Bundles by site, iterated in the order of site names."""
+def refuse_stray(bundle: Bundle, expected: Envelope) -> None:
+    """Refuse a bundle that belongs elsewhere: to another site, round, study or method, or of another kind."""
+    found = bundle.envelope
+    if found == expected:
+        return
+    who = f"the {found.kind} of {found.site} in round {found.round + 1}"
+    if (found.kind, found.site) != (expected.kind, expected.site):
+        raise BadInput(f"{who} came in place of the {expected.kind} of {expected.site}; send each where it belongs")
+    if found.round != expected.round:
+        raise BadInput(f"{who} came in round {expected.round + 1}; use the bundle of this round")
+    raise BadInput(f"{who} belongs to {found.method} in study {found.study}, not {expected.method} in {expected.study}")
 
-    def __init__(self, in_memory_bytes: int = IN_MEMORY_BYTES) -> None:
+
+class Answers(Mapping[str, Bundle]):
+    """The bundles of one round of a study by site, iterated in the order of site names."""
+
+    def __init__(self, study: str, method: str, round: int, in_memory_bytes: int = IN_MEMORY_BYTES) -> None:
+        self._study, self._method, self._round = study, method, round
         self._room = in_memory_bytes
         self._held: dict[str, Bundle] = {}
         self._spooled: dict[str, Path] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def add(self, site: str, bundle: Bundle) -> None:
-        """Keep one answer."""
+        """Keep one answer; a second one of the same site, or one that belongs elsewhere, is refused."""
+        refuse_stray(bundle, Envelope("answer", self._study, self._method, site, self._round))
+        if site in self:
+            raise BadInput(f"{site} answered twice in round {self._round + 1}; its first answer stands")
         size = sum(bundle.bytes_by_group.values())
         if size <= self._room:
             self._room -= size
@@ -48,6 +66,9 @@ class Answers(Mapping[str, Bundle]):
         if site in self._held:
             return self._held[site]
         return Bundle.from_bytes(self._spooled[site].read_bytes())
+
+    def __contains__(self, site: object) -> bool:
+        return site in self._held or site in self._spooled
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted([*self._held, *self._spooled]))

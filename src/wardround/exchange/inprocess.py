@@ -1,8 +1,8 @@
 """All sites in one process: the embedded transport, and the fast one.
 
-Bundles are checked against the method's declaration and counted to the byte exactly as if they were sent, but handed
-over without a copy. The sites' work is stepped together, so that what they train at the same time trains side by
-side.
+Bundles are checked against the method's declaration and for where they belong, and counted to the byte exactly as if
+they were sent, but handed over without a copy. The sites' work is stepped together, so that what they train at the same
+time trains side by side.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from wardround.data.federation import Federation, Site
 from wardround.errors import BadInput, SiteFailed
-from wardround.exchange.answers import Answers
-from wardround.exchange.bundle import Bundle
+from wardround.exchange.answers import Answers, refuse_stray
+from wardround.exchange.bundle import Bundle, Envelope, Kind
 from wardround.learn.fit import Fit
 from wardround.learn.predictor import Predictor
 from wardround.learn.side_by_side import Outcome
@@ -31,7 +31,7 @@ Train = Callable[[list[Fit]], list[Outcome]]
 class Exchange:
     """What one round brought: the answers, and why some sites did not answer."""
 
-    answers: Answers = field(default_factory=Answers)
+    answers: Answers
     failures: dict[str, str] = field(default_factory=dict)
 
 
@@ -51,18 +51,24 @@ class InProcess:
         requests: Mapping[str, Bundle],
         recall: Callable[[str], State],
         remember: Callable[[str, State], None],
+        measure: Callable[[str, Predictor], None] | None = None,
     ) -> Exchange:
-        """Ask the sites and collect their answers; a site that fails is named and the others go on."""
-        found = Exchange()
+        """Ask the sites and collect their answers; a site that fails is named and the others go on.
+
+        `measure` is shown what each site has right after its training, where a method says.
+        """
+        found = Exchange(Answers(ctx.study.id, ctx.study.settings.method, ctx.round))
         names = iter(sorted(requests))
         while wave := list(islice(names, self.in_step)):
-            works = {name: self._ask(ctx, method, requests[name], recall(name)) for name in wave}
+            works = {name: self._ask(ctx, method, name, requests[name], recall(name)) for name in wave}
             for name, outcome in step_together(works, self.train).items():
                 if isinstance(outcome, SiteFailed):
                     found.failures[name] = str(outcome)
                     continue
-                self._cross(method, ctx, outcome.bundle)
+                self._cross(method, ctx, "answer", name, outcome.bundle)
                 remember(name, outcome.memory)
+                if measure is not None and outcome.trained is not None:
+                    measure(name, outcome.trained)
                 found.answers.add(name, outcome.bundle)
         return found
 
@@ -78,21 +84,22 @@ class InProcess:
                 if bundle is None:
                     bundle = ctx.bundle("delivery", name, {})
                 else:
-                    self._cross(method, ctx, bundle)
+                    self._cross(method, ctx, "delivery", name, bundle)
                 works[name] = method.personal(ctx, self.sites[name], bundle, recall(name))
             yield from step_together(works, self.train).items()
 
-    def _ask(self, ctx: Context, method: Method, request: Bundle, memory: State) -> Work[Answer]:
-        self._cross(method, ctx, request)
-        return method.answer(ctx, self._site(request), request, memory)
+    def _ask(self, ctx: Context, method: Method, name: str, request: Bundle, memory: State) -> Work[Answer]:
+        site = self._site(name)
+        self._cross(method, ctx, "request", name, request)
+        return method.answer(ctx, site, request, memory)
 
-    def _cross(self, method: Method, ctx: Context, bundle: Bundle) -> None:
+    def _cross(self, method: Method, ctx: Context, kind: Kind, site: str, bundle: Bundle) -> None:
         """What every bundle goes through at a site's boundary."""
-        method.payload(ctx.study, bundle.envelope.site).check(bundle)
+        refuse_stray(bundle, Envelope(kind, ctx.study.id, ctx.study.settings.method, site, ctx.round))
+        method.payload(ctx.study, site).check(bundle)
         self.count(bundle)
 
-    def _site(self, bundle: Bundle) -> Site:
-        name = bundle.envelope.site
+    def _site(self, name: str) -> Site:
         if name not in self.sites:
             raise BadInput(f"there is no site {name!r} in this study; sites are {', '.join(self.sites)}")
         return self.sites[name]

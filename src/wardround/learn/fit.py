@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wardround.data.imageset import ImageSet
-from wardround.models import NetSpec, Weights
+from wardround.models import NetSpec, StagedNet, Weights
 from wardround.tensorfile import canonical
 
 
@@ -64,7 +64,7 @@ class Step(NamedTuple):
 
 
 class Objective:
-    """What a site minimises: cross-entropy, unless a method says otherwise by overriding one of the two hooks.
+    """What a site minimises: cross-entropy, unless a method says otherwise by overriding one of the hooks.
 
     Hooks work on tensors alone, so that a step can be captured in a CUDA graph; one that cannot sets
     `capturable = False`. `key` names an objective whose fits may be reused by other methods; None means never, and is
@@ -79,6 +79,10 @@ class Objective:
 
     def to(self, device: str) -> None:
         """Move the objective's own tensors to the device; called once before training."""
+
+    def outputs(self, net: StagedNet, pixels: Tensor) -> Outputs:
+        """Run the live network, in training mode; one that reads a stage or the head itself looks in here."""
+        return Outputs(*net.outputs(pixels))
 
     def loss(self, step: Step) -> Tensor:
         """The scalar to minimise."""

@@ -76,7 +76,7 @@ class Trainer:
         self.labels = fit.data.labels.to(device)
         self.trained = self._freeze()
         self.rate = torch.tensor(self.recipe.lr, device=device)
-        self.optimiser = _optimiser(self.recipe, list(self.trained.values()), self.rate)
+        self.optimiser = make_optimiser(self.recipe, list(self.trained.values()), self.rate)
         self.loss_sum = torch.zeros((), device=device)
         self.losses: list[Tensor] = []
         self.best_accuracy, self.best_epoch = -1.0, 0
@@ -116,7 +116,7 @@ class Trainer:
         images = self.images[index]
         pixels = normalise(images if draws is None else augment(images, draws))
         with _autocast(self.recipe, self.device):
-            features, logits = self.net.outputs(pixels)
+            features, logits = self.fit.objective.outputs(self.net, pixels)
             teachers = self._teacher_outputs(index, pixels)
         labels = self.labels[index]
         outputs = Outputs(features.float(), logits.float())
@@ -202,7 +202,7 @@ def _autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
 
 
-def _optimiser(recipe: Recipe, parameters: list[Tensor], rate: Tensor) -> torch.optim.Optimizer:
+def make_optimiser(recipe: Recipe, parameters: list[Tensor], rate: Tensor) -> torch.optim.Optimizer:
     """Fused kernels; the rate is a tensor on the device, so that a captured step sees it change."""
     decay = recipe.weight_decay
     if recipe.optimiser == "adam":

@@ -16,7 +16,7 @@ from wardround.data.federation import Federation
 from wardround.exchange.bundle import KINDS
 from wardround.exchange.ledger import totals
 from wardround.learn.device import Device
-from wardround.measure import headlines
+from wardround.measure import course, headlines
 from wardround.record.rundir import Log
 
 SCHEMA_VERSION = 1
@@ -65,6 +65,8 @@ def one_method(run: Path, method: str, data: dict[str, Any], within: Path | None
     """The part of a result that one method's run directory gives; files are named from the directory `within`."""
     rows, notes, seconds = [], [], None
     work, clusters, galleries = [], [], []
+    ends: dict[int, float] = {}
+    measuring: dict[int, float] = {}
     for event in Log(run / "events.jsonl").rows():
         if event["kind"] == "row":
             rows.append({name: event[name] for name in ROW_FIELDS})
@@ -72,6 +74,10 @@ def one_method(run: Path, method: str, data: dict[str, Any], within: Path | None
             notes.append({"method": method, "text": event["text"]})
         elif event["kind"] == "end":
             seconds = event["seconds"]
+        elif event["kind"] == "round":
+            ends[event["round"]] = event["seconds"]
+        elif event["kind"] == "measuring":
+            measuring[event["round"]] = measuring.get(event["round"], 0.0) + event["seconds"]
         elif event["kind"] == "work":
             work.append({"method": method, **_timed(event["part"], event["steps"], event["seconds"])})
         elif event["kind"] == "clusters":
@@ -81,11 +87,14 @@ def one_method(run: Path, method: str, data: dict[str, Any], within: Path | None
             galleries.append({"method": method, "file": file})
     ledger = [{"method": method, **row} for row in sorted(Log(run / "ledger.jsonl").rows(), key=_place)]
     sites = [site["name"] for site in data["sites"]]
+    protocols = data["local_protocol"], data["global_protocol"]
+    rounds = course(rows, ledger, method, sites)
     return {
         "method": method,
         "rows": rows,
         "notes": notes,
-        "headlines": headlines(rows, method, sites, data["local_protocol"], data["global_protocol"]),
+        "headlines": [*headlines(rows, method, sites, *protocols), *rounds.headlines(*protocols)],
+        "rounds": rounds.points(_working_seconds(ends, measuring)),
         "ledger": {
             "totals": [
                 {"method": method, "direction": direction, "group": group, "bytes": count}
@@ -97,6 +106,14 @@ def one_method(run: Path, method: str, data: dict[str, Any], within: Path | None
         "work": work,
         "clusters": clusters,
         "galleries": galleries,
+    }
+
+
+def _working_seconds(ends: dict[int, float], measuring: dict[int, float]) -> dict[int, float]:
+    """By round, the seconds from the beginning to its end, without those that measuring took."""
+    return {
+        number: round(end - sum(spent for earlier, spent in measuring.items() if earlier <= number), 3)
+        for number, end in ends.items()
     }
 
 
@@ -134,6 +151,7 @@ def whole(
         "environment": environment,
         "rows": [],
         "headlines": [],
+        "rounds": [],
         "ledger": {"totals": [], "rows": []},
         "seconds": {},
         "work": [],
@@ -143,7 +161,7 @@ def whole(
     }
     for part in parts:
         result["methods"].append(part["method"])
-        for key in ("rows", "headlines", "work", "clusters", "galleries", "notes"):
+        for key in ("rows", "headlines", "rounds", "work", "clusters", "galleries", "notes"):
             result[key] += part[key]
         result["ledger"]["totals"] += part["ledger"]["totals"]
         result["ledger"]["rows"] += part["ledger"]["rows"]

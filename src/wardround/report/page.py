@@ -24,6 +24,7 @@ from wardround.report import charts
 from wardround.report.charts import Bar, Label, Line, Stack
 from wardround.report.gallery import galleries_view
 from wardround.report.parts import View, drawn, tabulate
+from wardround.report.rounds import rounds_view
 from wardround.report.values import (
     as_count,
     as_dict,
@@ -53,6 +54,12 @@ CURVES = (  # split, model, name of the chart, what it shows in words
     ("global", "shared", "Shared model, global test", "Accuracy of the shared model on the global test set."),
     ("local", "personal", "Personal predictors, local tests", f"Accuracy of each site's personal predictor {LOCAL}."),
     ("local", "shared", "Shared model, local tests", f"Accuracy of the shared model {LOCAL}."),
+    (
+        "local",
+        "trained",
+        "After training, local tests",
+        f"Accuracy of what a site has right after its training {LOCAL}.",
+    ),
 )
 
 
@@ -93,6 +100,7 @@ def render(result: dict[str, Any], folder: Path | None = None) -> str:
         accuracy=_accuracy_view(result, methods, index),
         holdings=_holdings_view(as_dict(result.get("data"))),
         curves=_curves_view(methods, index),
+        rounds=rounds_view(result),
         clusters=clusters_view(result),
         galleries=galleries_view(result, folder),
         work=work_view(result, methods),

@@ -57,12 +57,12 @@ def mean_of(values: Iterable[float | None]) -> float | None:
 
 def is_share(name: str) -> bool:
     """Whether a figure of this name is a share, shown in per cent."""
-    return "accuracy" in name or name == "balance"
+    return "accuracy" in name or name.startswith("balance")
 
 
 def is_ranked(name: str) -> bool:
     """Whether more is better, as far as this version knows."""
-    return is_share(name) or name.endswith("auc")
+    return is_share(name) or name.endswith(("auc", "consistency")) or name == "backward_transfer"
 
 
 def show(name: str, value: float | None) -> str:

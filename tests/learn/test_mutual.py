@@ -1,0 +1,142 @@
+"""Mutual distillation: the loss by hand, whole steps of both networks against a plain loop, and its traps."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tiny import CPU, images
+from wardround.learn.fit import Fit, Outputs, Recipe, Step
+from wardround.learn.mutual import MutualDistillation, distillation
+from wardround.learn.trainer import learning_rate, train_one
+from wardround.models import NetSpec, StagedNet, Weights, build, fresh
+
+MENTOR, MENTEE = NetSpec("small", 3, 4, 8, width=3), NetSpec("small", 3, 4, 8, width=2)
+
+
+def start(spec: NetSpec, seed: int) -> Weights:
+    return fresh(spec, torch.Generator().manual_seed(seed))
+
+
+def projection() -> Tensor:
+    return torch.randn(12, 8, generator=torch.Generator().manual_seed(5)) / 4
+
+
+def objective(recipe: Recipe, steps: int = 2) -> MutualDistillation:
+    return MutualDistillation(MENTOR, start(MENTOR, 1), projection(), recipe, steps)
+
+
+def test_the_divergence_by_hand_and_per_image() -> None:
+    """KL((½, ½) ‖ (¾, ¼)) = ½·ln(½/¾) + ½·ln(½/¼), whatever the size of the batch."""
+    teacher, student = torch.zeros(1, 2), torch.tensor([[math.log(3.0), 0.0]])
+    expected = 0.5 * math.log(2 / 3) + 0.5 * math.log(2)
+    for size in (1, 4):
+        found = distillation(student.expand(size, 2), teacher.expand(size, 2))
+        assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_teacher_has_no_gradient() -> None:
+    teacher, student = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    distillation(student, teacher).backward()  # type: ignore[no-untyped-call]
+    assert teacher.grad is None
+    assert student.grad is not None
+
+
+def seen(mentee: Tensor, mentor: Tensor) -> tuple[MutualDistillation, Step]:
+    """A step whose networks gave these logits, and features of one number: 1 and 3, with W = 1."""
+    made = objective(Recipe(epochs=1))
+    made.projection = torch.ones(1, 1, requires_grad=True)
+    made.seen = Outputs(torch.full((len(mentor), 1), 3.0), mentor)
+    labels = torch.zeros(len(mentee), dtype=torch.int64)
+    return made, Step(labels, labels, labels, Outputs(torch.ones(len(mentee), 1), mentee), ())
+
+
+def test_the_loss_by_hand() -> None:
+    """CE = ln 2 and ln 4, both divergences, MSE = 4, over CE's sum."""
+    mentee, mentor = torch.zeros(2, 2), torch.tensor([[0.0, math.log(3.0)]] * 2)
+    made, step = seen(mentee, mentor)
+    own = math.log(2) + math.log(4)
+    forth = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+    back = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    assert made.loss(step).item() == pytest.approx(own + (forth + back + 4.0) / own, rel=1e-5)
+
+
+def test_the_denominator_is_detached() -> None:
+    """Else a mentee might raise its cross-entropy to make distillation cheap: here the gradient is CE's alone."""
+    mentee = torch.zeros(2, 2, requires_grad=True)
+    made, step = seen(mentee, torch.zeros(2, 2))  # both alike: no divergence, but an MSE of 4
+    (found,) = torch.autograd.grad(made.loss(step), mentee)
+    (plain,) = torch.autograd.grad(F.cross_entropy(mentee, step.labels), mentee)
+    torch.testing.assert_close(found, plain)
+
+
+def plain_steps(recipe: Recipe, steps: int) -> tuple[Weights, Weights, Tensor]:
+    """Both networks and W by PyTorch's own SGD, each minimising its own loss of the paper in turn."""
+    data, w = images(8, seed=4), projection().requires_grad_(True)
+    mentor, mentee = build(MENTOR), build(MENTEE)
+    mentor.load_state_dict(start(MENTOR, 1))
+    mentee.load_state_dict(start(MENTEE, 2))
+    stays = torch.optim.SGD([*mentor.parameters(), w], lr=recipe.lr, momentum=recipe.momentum)
+    travels = torch.optim.SGD(mentee.parameters(), lr=recipe.lr, momentum=recipe.momentum)
+    pixels = data.images.float() / 127.5 - 1
+
+    def outputs(net: StagedNet) -> tuple[Tensor, Tensor]:
+        return net.outputs(pixels)
+
+    def kl(p: Tensor, q: Tensor) -> Tensor:
+        return (p.softmax(1) * (p.log_softmax(1) - q.log_softmax(1))).sum(dim=1).mean()
+
+    for number in range(steps):
+        mentor.train(), mentee.train()
+        (h_t, z_t), (h_s, z_s) = outputs(mentor), outputs(mentee)
+        ce_t, ce_s = F.cross_entropy(z_t, data.labels), F.cross_entropy(z_s, data.labels)
+        both = (ce_t + ce_s).detach()
+        loss_s = ce_s + kl(z_t.detach(), z_s) / both + F.mse_loss(h_s @ w.detach().T, h_t.detach()) / both
+        loss_t = ce_t + kl(z_s.detach(), z_t) / both + F.mse_loss(h_s.detach() @ w.T, h_t) / both
+        for optimiser, loss, params in (
+            (travels, loss_s, list(mentee.parameters())),
+            (stays, loss_t, [*mentor.parameters(), w]),
+        ):
+            for p, gradient in zip(params, torch.autograd.grad(loss, params), strict=True):
+                p.grad = gradient
+            if recipe.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(params, recipe.clip_norm)
+            optimiser.param_groups[0]["lr"] = learning_rate(recipe, number, 1)
+            optimiser.step()
+    return dict(mentee.state_dict()), dict(mentor.state_dict()), w.detach()
+
+
+@pytest.mark.parametrize("clip", [None, 0.3])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_four_steps_against_the_papers_two_losses(schedule: str, clip: float | None) -> None:
+    recipe = Recipe(epochs=4, batch=8, lr=0.05, weight_decay=0.0, clip_norm=clip, schedule=schedule)  # type: ignore[arg-type]
+    made = objective(recipe, steps=1)
+    fitted = train_one(Fit("x", MENTEE, start(MENTEE, 2), images(8, seed=4), recipe, 0, made), CPU)
+    made.finish()
+    mentee, mentor, w = plain_steps(recipe, 4)
+    for name, tensor in mentee.items():
+        torch.testing.assert_close(fitted.weights[name], tensor, rtol=1e-4, atol=1e-5)
+    for name, tensor in mentor.items():
+        torch.testing.assert_close(made.mentor[name], tensor, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made.projection, w, rtol=1e-4, atol=1e-5)
+
+
+def test_the_weights_it_was_given_are_not_the_live_ones() -> None:
+    recipe, given, w = Recipe(epochs=1, batch=4, lr=0.1), start(MENTOR, 1), projection()
+    made = MutualDistillation(MENTOR, given, w, recipe, 2)
+    train_one(Fit("x", MENTEE, start(MENTEE, 2), images(8), recipe, 0, made), CPU)
+    made.finish()
+    assert all(torch.equal(tensor, start(MENTOR, 1)[name]) for name, tensor in given.items())
+    assert torch.equal(w, projection())
+    assert not torch.equal(made.mentor["head.weight"], given["head.weight"])
+
+
+def test_a_fit_that_was_skipped_leaves_the_mentor_as_it_was() -> None:
+    recipe = Recipe(epochs=1, batch=4)
+    made = objective(recipe)
+    assert train_one(Fit("x", MENTEE, start(MENTEE, 2), images(1), recipe, 0, made), CPU).skipped
+    made.finish()
+    assert torch.equal(made.mentor["head.weight"], start(MENTOR, 1)["head.weight"])
+    assert torch.equal(made.projection, projection())
