@@ -182,10 +182,11 @@ def fedisca_epoch(reuse: bool, epochs: int = 3, steps: int = 500) -> dict[str, f
     return {row["part"]: row["seconds"] / epochs for row in result["work"]}
 
 
-def whole_run(images: Path, steps: int, **own: Any) -> tuple[float, float, dict[str, float]]:
+def whole_run(images: Path, epochs: int, steps: int, **own: Any) -> tuple[float, float, dict[str, float]]:
     """Seconds and peak GiB of FedBiCross on five sites trained as FedISCA's, bf16, and its headline accuracies."""
     torch.cuda.reset_peak_memory_stats()
-    tree = overlay(CLIENTS, {"device": "cuda", "method": "fedbicross", "train": {"precision": "bf16"}})
+    train = {"precision": "bf16", "epochs": epochs}
+    tree = overlay(CLIENTS, {"device": "cuda", "method": "fedbicross", "train": train})
     tree = overlay(tree, {"data": {"source": str(images), "alpha": 0.1}, "set": {"steps": steps, **own}})
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -202,7 +203,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--precision", nargs="+", default=["bf16", "fp32"])
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--whole", type=Path)
+    parser.add_argument("--whole", type=Path, help="blood cells: also run FedBiCross from training to personalisation")
     options = parser.parse_args()
     device, of = torch.device("cuda"), members()
     parts = ("synthesise", "adapt", "distil")
@@ -228,8 +229,8 @@ def main() -> None:
         rows.append((f"an epoch of the method fedisca, {name}", words))
     whole: dict[str, Any] = {}
     if options.whole:
-        seconds, memory, figures = whole_run(options.whole, 500, trajectories=20)
-        _, short, _ = whole_run(options.whole, 100, trajectories=2, personal=False)
+        seconds, memory, figures = whole_run(options.whole, 100, 500, trajectories=20)
+        _, short, _ = whole_run(options.whole, 1, 100, trajectories=2, personal=False)
         whole = {"seconds": seconds, "GiB, T 500": memory, "GiB, T 100": short, **figures}
         rows.append(("FedBiCross, whole run", f"{seconds:.0f} s; peak {memory:.2f} GiB, {short:.2f} with T = 100"))
     measured = {"milliseconds": found, "fedisca_epoch_seconds": epochs, "fedbicross": whole}
