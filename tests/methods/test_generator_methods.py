@@ -506,3 +506,12 @@ def test_divergence_fails_the_run_and_says_which(name: str, changes: dict[str, A
     ctx, sent = begin(name)
     with pytest.raises(RunFailed, match=words):
         list(method(name, **changes).absorb(ctx, State(), sent))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_image_of_each_class_in_every_epoch_is_kept_for_the_report(name: str) -> None:
+    ctx = context(study(data(), name))
+    sent = uploads(ctx, data())
+    *_, last = method(name).absorb(ctx, State(), sent)
+    assert last.facts["gallery"]["steps"] == [1, 2, 3]
+    assert last.groups["gallery"]["images"].shape == (3, 4, 3, 8, 8)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from wardround.learn.pixels import normalise
 from wardround.methods.state import State
-from wardround.synthesis.gallery import Trail, merged, spread, to_pixels
+from wardround.synthesis.gallery import Trail, merged, one_of_each, spread, to_pixels, trail_of_epochs
 
 
 def batch(step: int, n: int = 6) -> Tensor:
@@ -141,3 +141,17 @@ def test_trails_that_do_not_belong_together_are_refused() -> None:
     one, other = shown(Trail([0], "a", steps=4), 4), shown(Trail([0], "a", steps=3), 3)
     with pytest.raises(ValueError, match="same classes at the same steps"):
         merged({"a": one, "b": other})
+
+
+def test_one_image_of_each_class_and_grey_where_there_is_none() -> None:
+    found = to_pixels(one_of_each(batch(1), [2, 0, 2, 0, 4, 0], 5))
+    assert found[:, 0, 0, 0].tolist() == [11, 128, 10, 128, 14]
+
+
+def test_a_trail_of_epochs_goes_on_after_a_stop() -> None:
+    trail = trail_of_epochs("abc", 4, State())
+    for epoch in range(2):
+        trail.see(epoch, one_of_each(batch(epoch), [0, 1, 2, 0, 1, 2], 3))
+    again = trail_of_epochs("abc", 4, State(trail.groups(), trail.facts()))
+    again.see(2, one_of_each(batch(2), [2, 1, 0, 0, 1, 2], 3))
+    assert kept(again) == [[0, 1, 2], [10, 11, 12], [22, 21, 20]]

@@ -39,6 +39,7 @@ from wardround.methods.distilled import Distilled, Epochs
 from wardround.methods.state import State
 from wardround.settings import Count, Frozen, NotNegative, Positive, Share
 from wardround.study import Study
+from wardround.synthesis.gallery import one_of_each, trail_of_epochs
 from wardround.synthesis.generator import BatchMaker, ImageGenerator, settled_logits, view
 from wardround.synthesis.pool import Augmentation, Pool
 from wardround.synthesis.student import Student, distillation
@@ -103,11 +104,14 @@ class CoBoosting(Distilled):
         )
         maker = BatchMaker(generator, work.generator_loss)
         search, lesson = Replay(work.search, device), Replay(work.distil, device)
+        self.trail = trail = trail_of_epochs(study.classes, s.epochs, state)
         for epoch in range(begun, s.epochs):
             draw = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
-            labels = torch.randint(classes, (s.batch,), generator=draw).to(device)
+            drawn = torch.randint(classes, (s.batch,), generator=draw)
+            labels = drawn.to(device)
             with self.watch.time("synthesis", s.generator_steps):
                 images = maker.make(draw, [(labels,)] * s.generator_steps)
+            trail.see(epoch, one_of_each(images, drawn.tolist(), classes))
             work.reach.fill_(s.weight_step * s.weight_decline**epoch)
             pool_order = ctx.streams.torch("weights", round=ctx.round, index=epoch)
             searches = work.pool.one_pass(s.batch, s.search_steps, s.augment, pool_order)

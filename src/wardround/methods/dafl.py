@@ -38,6 +38,7 @@ from wardround.methods.distilled import Distilled, Epochs
 from wardround.methods.state import State
 from wardround.settings import Count, Frozen, NotNegative, Positive, Share
 from wardround.study import Study
+from wardround.synthesis.gallery import one_of_each, trail_of_epochs
 from wardround.synthesis.generator import ImageGenerator, Output, outputs, require_finite
 from wardround.synthesis.student import Student, distillation
 from wardround.synthesis.teachers import Teachers
@@ -101,12 +102,15 @@ class DAFL(Distilled):
             generator.step(loss)
             return loss.detach()
 
-        def distil(codes: Tensor) -> None:
+        def distil(codes: Tensor) -> tuple[Tensor, Tensor]:
             with torch.no_grad():
                 pixels = generator.images(codes)
-            student.step(distillation(teachers.logits(pixels), student.logits(pixels), s.temperature))
+            taught = teachers.logits(pixels)
+            student.step(distillation(taught, student.logits(pixels), s.temperature))
+            return pixels, taught
 
         making, lesson = Replay(make, device), Replay(distil, device)
+        self.trail = trail = trail_of_epochs(study.classes, s.epochs, state)
         for epoch in range(begun, s.epochs):
             draw = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
             student.set_rate(self.rate(epoch))
@@ -116,8 +120,9 @@ class DAFL(Distilled):
                     loss = making(codes[0])
                 with self.watch.time("distillation", s.kd_steps):
                     for batch in codes[1:]:
-                        lesson(batch)
+                        pixels, taught = lesson(batch)
             require_finite(loss)
+            trail.see(epoch, one_of_each(pixels, taught.argmax(dim=1).tolist(), len(study.classes)))
             yield epoch, {GENERATOR: generator.state()}
 
     def loss(self, logits: Tensor, activity: Tensor) -> Tensor:

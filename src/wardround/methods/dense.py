@@ -37,6 +37,7 @@ from wardround.methods.state import State
 from wardround.models import spec_layout
 from wardround.settings import Count, Frozen, NotNegative, Positive, Share
 from wardround.study import Study
+from wardround.synthesis.gallery import one_of_each, trail_of_epochs
 from wardround.synthesis.generator import BatchMaker, ImageGenerator, settled_logits, view
 from wardround.synthesis.pool import Augmentation, Pool, cropped, draw_crops
 from wardround.synthesis.student import Student, distillation
@@ -99,13 +100,17 @@ class DENSE(Distilled):
 
         generator = ImageGenerator(shape, s.codes, device, lr=s.generator_lr, learned=s.batch, precision=precision)
         maker, lesson = BatchMaker(generator, generator_loss), Replay(distil, device)
+        self.trail = trail = trail_of_epochs(study.classes, s.epochs, state)
         for epoch in range(begun, s.epochs):
             draw = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
-            labels = torch.randint(len(study.classes), (s.batch,), generator=draw).to(device)
+            drawn = torch.randint(len(study.classes), (s.batch,), generator=draw)
+            labels = drawn.to(device)
             crops = draw_crops(s.generator_steps * s.batch, "crop", draw).to(device)
             inputs = [(labels, crop) for crop in crops.view(s.generator_steps, s.batch, -1)]
             with self.watch.time("synthesis", s.generator_steps):
-                pool.add(maker.make(draw, inputs), labels)
+                images = maker.make(draw, inputs)
+            pool.add(images, labels)
+            trail.see(epoch, one_of_each(images, drawn.tolist(), len(study.classes)))
             order = ctx.streams.torch("distillation", round=ctx.round, index=epoch)
             lessons = pool.one_pass(s.batch, s.kd_steps, s.augment, order)
             student.set_rate(self.rate(epoch))

@@ -83,6 +83,19 @@ def merged(trails: Mapping[str, Trail]) -> tuple[Groups, Facts]:
     return {GALLERY: {title: trail._pictures() for title, trail in seen.items()}}, facts
 
 
+def trail_of_epochs(classes: Sequence[str], epochs: int, state: State) -> Trail:
+    """Of a method that makes other images in every epoch: one of each class at some of the epochs."""
+    trail = Trail(range(len(classes)), classes, epochs)
+    trail.load(state)
+    return trail
+
+
+def one_of_each(images: Tensor, labels: Sequence[int], classes: int) -> Tensor:
+    """The first image of each class, in the order of classes, for a trail of one image a class; grey where none is."""
+    first = {label: place for place, label in reversed(list(enumerate(labels)))}
+    return torch.stack([images[first[c]] if c in first else torch.zeros_like(images[0]) for c in range(classes)])
+
+
 def to_pixels(images: Tensor) -> Tensor:
     """The inverse of `normalise`: -1..1 as 0..255; what lies beyond is clipped, what is no number is grey."""
     return images.float().nan_to_num(nan=0.0).add(1.0).mul(127.5).round().clamp(0, 255).to(torch.uint8)
