@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from resumable import Entry, Plan, record_hash
-from wardround.cli import _own
-from wardround.methods.registry import find, make
+from wardround.methods.registry import find, make, own_settings
 from wardround.settings import overlay, read_preset, validate
 
 # FedISCA's clients: its public code, `train_classifier.py`; the model sent is the best one on the site's own tenth.
@@ -104,7 +103,8 @@ def chosen(methods: Sequence[str] | None, ablations: bool) -> list[Entry]:
 def plan(tree: Mapping[str, Any], entry: Entry, cell: Cell, images: str) -> Plan:
     """Check an entry's settings and name it by everything its figures depend on; `images` is the file's hash."""
     method = find(entry.method)
-    own = {**_own(tree.get("set", {}), method.name, [find(other.method).name for other in ENTRIES]), **entry.own}
+    compared = [find(other.method).name for other in ENTRIES]
+    own = {**own_settings(tree.get("set", {}), method.name, compared), **entry.own}
     place = {"source": str(cell.source.resolve()), "alpha": cell.alpha, "partition_seed": cell.seed}
     common = {key: value for key, value in tree.items() if key != "set"}
     whole = overlay(overlay(common, entry.study), {"method": entry.method, "seed": cell.seed, "data": place})

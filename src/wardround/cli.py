@@ -13,7 +13,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -105,11 +105,11 @@ def run(
     """
     settings, others = _settings(study, preset or _built_in(study, data), _flags(locals()), set_)
 
-    from wardround.methods.registry import find
+    from wardround.methods.registry import find, own_settings
     from wardround.run import begin_run
 
     method = find(settings.method).name
-    own = _own(_with_others(settings.set, others, [method], bare=method), method)
+    own = own_settings(_with_others(settings.set, others, [method], bare=method), method)
     settings = settings.model_copy(update={"set": own})
     _finish(lambda: begin_run(settings, out, _progress(quiet or as_json)), quiet, as_json)
 
@@ -140,13 +140,13 @@ def compare(
     """
     settings, others = _settings(study, preset or _built_in(study, data), _flags(locals()), set_)
 
-    from wardround.methods.registry import find
+    from wardround.methods.registry import find, own_settings
     from wardround.run import begin_comparison
 
     names = [find(method).name for method in methods]
     own = _with_others(settings.set, others, names)
     settings = settings.model_copy(update={"method": methods[0], "set": own})
-    chosen = [(method, _own(own, name, names)) for method, name in zip(methods, names, strict=True)]
+    chosen = [(method, own_settings(own, name, names)) for method, name in zip(methods, names, strict=True)]
     _finish(lambda: begin_comparison(settings, chosen, out, _progress(quiet or as_json)), quiet, as_json)
 
 
@@ -339,17 +339,6 @@ def _with_others(
             near = hint(key, keys(Settings)) or "write a study's key such as train.lr, or METHOD.key"
             raise BadInput(f"--set {key}: no study and no method that runs here has this setting; {near}")
     return tree
-
-
-def _own(tree: dict[str, Any], method: str, compared: Sequence[str] = ()) -> dict[str, Any]:
-    """A method's own settings: those under its name, and those under no method's name."""
-    from wardround.methods.registry import known
-
-    named = tree.get(method, {})
-    if not isinstance(named, dict):
-        raise BadInput(f"set.{method} = {named!r} cannot be used: it should be a table of {method}'s settings")
-    bare = {key: value for key, value in tree.items() if key not in {*known(), *compared, method}}
-    return {**bare, **named}
 
 
 def _help_unless_command(context: typer.Context) -> None:

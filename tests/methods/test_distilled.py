@@ -239,7 +239,7 @@ def test_fedisca_is_a_plain_loop(changes: dict[str, Any], two: Two) -> None:
     states = of.absorb(ctx, State(), sent)
     for state, (weights, adapted) in zip(states, plain_fedisca(ctx, members(ctx, sent), of.settings), strict=True):
         assert_close(state.groups["student"], weights)
-        if of.settings.adaptation != "batch":
+        if of.settings.adaptation != "batch" and of.settings.learn_from != "images":  # else nobody asks them
             assert_followed(state, adapted, rtol=1e-3, atol=1e-4)
 
 

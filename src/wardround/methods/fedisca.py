@@ -149,7 +149,7 @@ class _AtWork:
     def _steps_back(self) -> int:
         """How many steps of adaptation are felt at the end of it."""
         s = self.settings
-        if s.adaptation != "ema":
+        if s.adaptation != "ema" or s.learn_from == "images":  # adapted teachers are not asked
             return 0
         return min(int(s.steps), math.ceil(math.log(NOT_FELT) / math.log(s.follow)) if s.follow > 0 else 1)
 

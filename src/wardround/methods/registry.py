@@ -13,7 +13,7 @@ import inspect
 import pkgutil
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -50,6 +50,15 @@ def make(name: str, own: Mapping[str, Any]) -> Method:
     """A method with its own settings, validated."""
     method = find(name)
     return method(checked(method.Settings, own, prefix=method.name))
+
+
+def own_settings(tree: Mapping[str, Any], method: str, compared: Sequence[str] = ()) -> dict[str, Any]:
+    """Of a study's table `set`, what is meant for a method: under its name, or under no method's name."""
+    named = tree.get(method, {})
+    if not isinstance(named, dict):
+        raise BadInput(f"set.{method} = {named!r} cannot be used: it should be a table of {method}'s settings")
+    bare = {key: value for key, value in tree.items() if key not in {*known(), *compared, method}}
+    return {**bare, **named}
 
 
 def _defined_in(module: ModuleType) -> Iterator[type[Method]]:

@@ -17,8 +17,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.cluster import AgglomerativeClustering, KMeans
-from sklearn.metrics import silhouette_score
 from torch import Tensor
 
 from wardround.exchange.bundle import PARAMETERS
@@ -85,6 +83,8 @@ def group(points: Points, clustering: Clustering, clusters: int, seed: int) -> G
     candidates = {k: _labels(points, clustering, k, seed) for k in range(2, min(len(points) - 1, distinct) + 1)}
     if not candidates:
         return Grouping((0,) * len(points))
+    from sklearn.metrics import silhouette_score  # takes a second to import, which no other command should wait for
+
     metric = "precomputed" if clustering == "subspaces" else "euclidean"
     silhouettes = {k: float(silhouette_score(points, labels, metric=metric)) for k, labels in candidates.items()}
     best = max(candidates, key=lambda k: (round(silhouettes[k], 6), -k))  # rounding must not decide between equals
@@ -108,6 +108,8 @@ def similarity(points: Points, labels: Sequence[int]) -> Tensor:
 def _labels(points: Points, clustering: Clustering, k: int, seed: int) -> tuple[int, ...]:
     if k == 1:
         return (0,) * len(points)
+    from sklearn.cluster import AgglomerativeClustering, KMeans
+
     if clustering in ("hierarchical", "subspaces"):
         metric = "precomputed" if clustering == "subspaces" else "euclidean"
         found = AgglomerativeClustering(k, linkage="average", metric=metric).fit_predict(points)
