@@ -249,6 +249,16 @@ def test_the_readme_quotes_the_benchmarks_results() -> None:
         assert f"| {found[key]:,.0f} | {found[key] / found['eager_fp32']:.1f} |" in speed
     for precision, values in found["accuracy"].items():
         assert re.search(rf"{precision} \|[^%]*\| {sum(values) / len(values):.2f} % \|", speed)
+    synthesis = json.loads(text_of("benchmarks/results/synthesis.json"))
+    plain = synthesis["milliseconds"]["eager fp32"]
+    for precision in ("fp32", "bf16"):
+        assert all(f"{value:.1f}" in speed for value in synthesis["milliseconds"][precision].values())
+    for part, value in synthesis["milliseconds"]["bf16"].items():
+        assert f"{value:.1f} ({plain[part] / value:.1f} times)" in speed
+    for parts in synthesis["fedisca_epoch_seconds"].values():
+        seconds, whole = sum(parts.values()), sum(plain.values()) / 2
+        assert f"{whole:.1f} s" in speed
+        assert f"{seconds:.1f} s ({whole / seconds:.1f} times)" in speed
     exchange = json.loads(text_of("benchmarks/results/exchange_overhead.json"))
     assert f"{1000 * exchange['exchange_s']:.0f} ms, and {1000 * exchange['checkpoint_s']:.0f} ms" in speed
     assert f"{json.loads(text_of('benchmarks/results/fedavg_cpu.json'))['ratio']:.2f} times" in speed
