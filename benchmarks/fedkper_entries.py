@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resumable import Entry, Plan, file_hash, record_hash
+from resumable import Entry, Plan, images_source, record_hash
 from wardround.errors import BadInput
 from wardround.methods.registry import find, make
 from wardround.settings import overlay, validate
@@ -149,8 +149,7 @@ class Cell:
 
 def study_tree(source: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
     """The protocol on a set of images, with flags over it."""
-    drawn = source.name.startswith("phantoms")
-    images = {"source": source.name if drawn else str(source.resolve()), "sites": SITES.get(source.stem, OTHER_SITES)}
+    images = {"source": images_source(source), "sites": SITES.get(source.stem, OTHER_SITES)}
     tree = overlay(overlay(PROTOCOL, {"data": images}), flags)
     validate(tree)
     return tree
@@ -186,8 +185,3 @@ def header(tree: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("source", "folder"):
         del found["data"][key]
     return found
-
-
-def images_hash(source: Path) -> str:
-    """What the images are known by: a file's content, or the name of drawn ones."""
-    return source.name if source.name.startswith("phantoms") else file_hash(source)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedkper_entries import COLUMNS, ENTRIES, PROTOCOL, PUBLISHED, SITES
+from fedkper_entries import ABLATIONS, COLUMNS, ENTRIES, PROTOCOL, PUBLISHED, SITES
 
 MEASURES = {
     "mean_shared_global_accuracy": "the shared model on the global test, mean over rounds",
@@ -34,7 +34,7 @@ SERIES = {
     "seconds": "of work from the beginning to the round's end, without measuring",
     "bytes": "from the beginning to the round's end",
 }
-SECONDS = "of the run, measuring included, without the time it lay stopped"
+SECONDS = "of the run, measuring included, without the time it lay stopped; `jobs` entries shared the machine"
 PUBLISHED_WORDS = "FedKPer (arXiv 2605.00698), Table 1, means of 3 seeds on the authors' protocol"
 BUDGETS = (0.25, 0.5, 0.75, 1.0)  # of the time that the fastest of the compared takes
 BY_TIME = ("fedavg", "fedkper")  # its Figure 5
@@ -53,9 +53,10 @@ def summarise(entries: Iterable[Record], study: Record) -> list[dict[str, Any]]:
     for entry in entries:
         groups[entry["set"], entry["entry"], entry["recipe"]].append(entry)
     rows = [_row(images, label, found, study) for (images, label, _), found in groups.items()]
-    order = {entry.label: number for number, entry in enumerate(ENTRIES)}
+    order = {entry.label: number for number, entry in enumerate((*ENTRIES, *ABLATIONS))}
+    compared = {entry.label for entry in ENTRIES}
     for key in COLUMNS:
-        ranked = [row for row in rows if row["entry"] in order and row["mean"][key] is not None]
+        ranked = [row for row in rows if row["entry"] in compared and row["mean"][key] is not None]
         for row in ranked:
             better = sum(other["mean"][key] > row["mean"][key] for other in ranked)
             row["rank"][key] = f"{better + 1} of {len(ranked)}"
@@ -123,9 +124,12 @@ def _by_time(entries: Sequence[Record]) -> list[str]:
     found = {label: [e["rounds"] for e in entries if e["entry"] == label] for label in BY_TIME}
     if not all(found.values()):
         return []
+    jobs = max(e.get("jobs", 1) for e in entries if e["entry"] in BY_TIME)
+    shared = f", up to {jobs} entries at once" if jobs > 1 else ""
     whole = min(rounds["seconds"][-1] for courses in found.values() for rounds in courses)
     head = ["seconds of work", *(f"{share * whole:.1f}" for share in BUDGETS)]
-    lines = ["Accuracy on the global test at matched seconds of work:", "", _cells(head), _cells(["---"] * len(head))]
+    title = f"Accuracy on the global test at matched seconds of work{shared}:"
+    lines = [title, "", _cells(head), _cells(["---"] * len(head))]
     for label, courses in found.items():
         values = [statistics.fmean(_at(rounds, share * whole) for rounds in courses) for share in BUDGETS]
         lines.append(_cells([label, *(f"{value:.3f}" for value in values)]))

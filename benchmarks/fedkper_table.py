@@ -1,8 +1,9 @@
-"""FedKPer's Table 1: twelve methods, three seeds, on one partition, as one process that can be stopped at any moment.
+"""FedKPer's Table 1: twelve methods, three seeds, on one partition, as one command that can be stopped at any moment.
 
 Each entry is a run of its own in the folder `--work`, so a killed one goes on where it stood while that folder is
 there; its figures go into `--out` when it ends, and what `--out` holds is never done again. `--seconds` stops before an
-entry that would take longer than what is left, judged by earlier entries. All settings are in `fedkper_entries.py`.
+entry that would take longer than what is left, judged by earlier entries. `--jobs` does several at once; their seconds
+are then those of entries that share a machine. All settings are in `fedkper_entries.py`.
 
     python benchmarks/fedkper_table.py bloodmnist.npz --out papers/fedkper_table1.json --ablations
     python benchmarks/fedkper_table.py --table --out papers/fedkper_table1.json
@@ -11,25 +12,21 @@ entry that would take longer than what is left, judged by earlier entries. All s
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import machine
-from fedkper_entries import Cell, chosen, header, images_hash, plan, study_tree
+from fedkper_entries import Cell, chosen, header, plan, study_tree
 from fedkper_summary import MEASURES, PUBLISHED_WORDS, SECONDS, SERIES, markdown, summarise
-from resumable import Plan, Results, Worker, read_results
-from wardround.errors import BadInput, WardroundError
-from wardround.record.rundir import lock_directory
+from resumable import Plan, Results, Runs, add_options, begin, fill, images_hash
+from wardround.errors import BadInput
 
 NAME = "fedkper_table1"
 
 
-class Table(Worker):
+class Table(Runs):
     """Entries with their figures over rounds, and the rounds themselves."""
 
     def figures(self, planned: Plan, run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,28 +57,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is left of the table, and print it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("images", type=Path, nargs="?", help="a MedMNIST .npz file, or phantoms:N")
-    parser.add_argument("--out", type=Path, required=True, help="JSON of results; what it holds is not done again")
-    parser.add_argument("--table", action="store_true", help="print the table of --out as Markdown and do nothing else")
     parser.add_argument("--methods", nargs="+", help="methods of the table by name")
     parser.add_argument("--ablations", action="store_true", help="also FedKPer's components, its code and its cap")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--sites", type=int)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--work", type=Path, help="folder of unfinished runs (default: a temporary one)")
-    parser.add_argument("--seconds", type=float, help="start no entry that would not end within so many seconds")
-    options = parser.parse_args(arguments)
-    try:
-        if options.table:
-            print(markdown(read_results(options.out, NAME)))
-            return 0
-        return _fill(options)
-    except WardroundError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    add_options(parser)
+    return begin(parser.parse_args(arguments), NAME, markdown, _start)
 
 
-def _fill(options: argparse.Namespace) -> int:
+def _start(options: argparse.Namespace) -> int:
     began = time.monotonic()
     if options.images is None:
         raise BadInput("no set is named; give the path of a MedMNIST .npz file, or phantoms:N")
@@ -94,14 +79,7 @@ def _fill(options: argparse.Namespace) -> int:
     # Every entry of one seed before the next seed.
     cells = [Cell(options.images, seed) for seed in dict.fromkeys(options.seeds)]
     plans = [plan(tree, entry, cell, hashed) for cell in cells for entry in entries]
-    with contextlib.ExitStack() as stack:
-        folder = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(lock_directory(folder))
-        left, failed = Table(folder, results, options.seconds, began).work(plans)
-    print(f"\n{len(plans) - left} of {len(plans)} entries are done  ({machine()})\n")
-    print(markdown(results.tree))
-    return 1 if failed else 0
+    return fill(options, Table, results, plans, markdown, began)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Every one-shot method on every set, level of skew and seed, as one process that can be stopped at any moment.
+"""Every one-shot method on every set, level of skew and seed, as one command that can be stopped at any moment.
 
 A cell is a set of images, a Dirichlet alpha and a seed (of the partition, the initial weights and every other draw).
 Sites train as FedISCA's clients do, each from weights of its own, and every entry of a cell works on the same site
 models. Each entry is a run of its own in the folder `--work`, so a killed one goes on where it stood while that folder
 is there; its figures go into `--out` when it ends, and what `--out` holds is never done again. `--seconds` stops before
-an entry that would take longer than what is left, judged by earlier entries.
+an entry that would take longer than what is left, judged by earlier entries. `--jobs` does several cells at once, and
+never two entries of one cell.
 
     python benchmarks/one_shot_grid.py bloodmnist.npz dermamnist.npz --preset fast --out one_shot_grid.json
     python benchmarks/one_shot_grid.py --table --out one_shot_grid.json
@@ -13,27 +14,24 @@ an entry that would take longer than what is left, judged by earlier entries.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import machine
 from one_shot_entries import Cell, chosen, header, plan, study_tree
 from one_shot_summary import MEASURES, PUBLISHED, SECONDS, markdown, summarise
-from resumable import Plan, Results, Worker, expected_seconds, file_hash, read_results
-from wardround.errors import BadInput, WardroundError
+from resumable import Plan, Results, Runs, add_options, begin, expected_seconds, file_hash, fill
+from wardround.errors import BadInput
 from wardround.learn.device import find_device
-from wardround.record.rundir import Log, lock_directory
+from wardround.record.rundir import Log
 
 NAME = "one_shot_grid"
 
 
-class Grid(Worker):
+class Grid(Runs):
     """One-shot entries: those of a cell share the models that its sites trained."""
 
     def figures(self, planned: Plan, run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,20 +45,24 @@ class Grid(Worker):
             "clusters": next((len(row["clusters"]) for row in result["clusters"]), None),
         }
 
-    def clear(self, plans: Sequence[Plan]) -> None:
+    def apart(self, planned: Plan) -> str:
+        """One entry of a cell at a time: the others wait for its site models."""
+        return planned.cell.folder
+
+    def clear(self, plans: Sequence[Plan], results: Results) -> None:
         """Also remove the site models of cells that are done."""
-        unfinished = {planned.cell.folder for planned in plans if not self.results.has(planned)}
+        unfinished = {planned.cell.folder for planned in plans if not results.has(planned)}
         for planned in plans:
             if planned.cell.folder not in unfinished:
                 shutil.rmtree(self._fits(planned), ignore_errors=True)
-        super().clear(plans)
+        super().clear(plans, results)
 
-    def needs(self, planned: Plan) -> float:
+    def needs(self, planned: Plan, entries: Sequence[Mapping[str, Any]]) -> float:
         """With the training of site models where a cell has none."""
-        seconds = super().needs(planned)
-        if self.run(planned).exists() or self._fits(planned).exists():
+        seconds = super().needs(planned, entries)
+        if self.path(planned).exists() or self._fits(planned).exists():
             return seconds
-        return seconds + expected_seconds(self.results.entries, planned.cell.source.stem, "local")
+        return seconds + expected_seconds(entries, planned.cell.source.stem, "local")
 
     def prepare(self, planned: Plan, run: Path) -> None:
         """Put the cell's site models where the run looks for them."""
@@ -89,8 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is left of the grid, and print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("files", type=Path, nargs="*", help="MedMNIST .npz files")
-    parser.add_argument("--out", type=Path, required=True, help="JSON of results; what it holds is not done again")
-    parser.add_argument("--table", action="store_true", help="print the table of --out as Markdown and do nothing else")
     parser.add_argument("--preset", help="a named preset or a TOML file; without one, every method's own defaults")
     parser.add_argument("--methods", nargs="+", help="entries by name up to the comma, or any other method")
     parser.add_argument("--ablations", action="store_true", help="also FedBiCross's Table 2 and FedISCA's code")
@@ -99,21 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sites", type=int)
     parser.add_argument("--model")
     parser.add_argument("--epochs", type=int)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--work", type=Path, help="folder of unfinished runs (default: a temporary one)")
-    parser.add_argument("--seconds", type=float, help="start no entry that would not end within so many seconds")
-    options = parser.parse_args(arguments)
-    try:
-        if options.table:
-            print(markdown(read_results(options.out, NAME)))
-            return 0
-        return _run_grid(options)
-    except WardroundError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    add_options(parser)
+    return begin(parser.parse_args(arguments), NAME, markdown, _start)
 
 
-def _run_grid(options: argparse.Namespace) -> int:
+def _start(options: argparse.Namespace) -> int:
     began = time.monotonic()
     if not options.files:
         raise BadInput("no set is named; give the paths of MedMNIST .npz files")
@@ -130,14 +120,7 @@ def _run_grid(options: argparse.Namespace) -> int:
     cells = [Cell(path, alpha, seed) for seed in seeds for path in hashes for alpha in alphas]
     entries = chosen(options.methods, options.ablations)
     plans = [plan(tree, entry, cell, hashes[cell.source]) for cell in cells for entry in entries]
-    with contextlib.ExitStack() as stack:
-        folder = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(lock_directory(folder))
-        left, failed = Grid(folder, results, options.seconds, began).work(plans)
-    print(f"\n{len(plans) - left} of {len(plans)} entries are done  ({machine()})\n")
-    print(markdown(results.tree))
-    return 1 if failed else 0
+    return fill(options, Grid, results, plans, markdown, began)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
-"""A grid of runs as one process that can be stopped at any moment: its file of results, and who works it off.
+"""A grid of runs that can be stopped at any moment: its file of results, and how it is worked off.
 
-A grid brings along a `Plan` for every entry in every cell, how a finished run becomes figures (`Worker.figures`), and
-how figures become a summary.
+A grid brings along a `Plan` for every entry in every cell, how a finished run becomes figures (`Runs.figures`), and how
+figures become a summary. `begin` and `fill` are what the scripts have in common.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import json
 import re
 import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +21,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from common import machine
+from jobs import Alone, Crew, Lost, Processes, threads_each
 from wardround.errors import BadInput, WardroundError
 from wardround.files import disk_errors, write_atomically
+from wardround.learn.device import find_device
 from wardround.progress import Silent
-from wardround.record.rundir import RunDir
+from wardround.record.rundir import RunDir, lock_directory
 from wardround.run import begin_run, reopen
 from wardround.settings import Settings
 from wardround.tensorfile import canonical
@@ -134,6 +139,21 @@ def file_hash(path: Path) -> str:
         raise BadInput(f"cannot read {path}: {error.strerror}; check the path") from error
 
 
+def is_drawn(source: Path) -> bool:
+    """Whether images are drawn, as `phantoms:N`, and not read from a file."""
+    return source.name.startswith("phantoms")
+
+
+def images_hash(source: Path) -> str:
+    """What the images are known by: a file's content, or the name of drawn ones."""
+    return source.name if is_drawn(source) else file_hash(source)
+
+
+def images_source(source: Path) -> str:
+    """What a study calls the images."""
+    return source.name if is_drawn(source) else str(source.resolve())
+
+
 def record_hash(record: Mapping[str, Any]) -> str:
     """A short name for settings."""
     return hashlib.sha256(canonical(record).encode()).hexdigest()[:12]
@@ -171,69 +191,59 @@ def expected_seconds(entries: Sequence[Mapping[str, Any]], images: str, label: s
     return MARGIN * longest + OVERHEAD if longest else 0.0
 
 
-@dataclass
-class Worker:
-    """Does plans one after the other, each as a run of its own in a folder."""
+Outcome = tuple[dict[str, Any], dict[str, Any]] | str  # an entry's figures and its cell's data, or why there are none
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Plans as runs, each in a folder of its own. It holds no results, so that it can go to another process."""
 
     folder: Path
-    results: Results
-    seconds: float | None
-    began: float = field(default_factory=time.monotonic)
+    workers: int | None = None  # sites that train at once; None: as many as a machine of its own bears
 
     def figures(self, planned: Plan, run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         """What is kept of a finished run beside its seconds, notes and machine."""
         raise NotImplementedError
 
-    def work(self, plans: Sequence[Plan]) -> tuple[int, int]:
-        """Whatever is left of the plans, as far as the time allows; how many are left, and how many of these failed."""
-        failed = 0
-        todo = [planned for planned in plans if not self.results.has(planned)]
-        for number, planned in enumerate(todo):
-            self.clear(plans)
-            if self.seconds is not None and time.monotonic() - self.began + self.needs(planned) > self.seconds:
-                return len(todo) - number + failed, failed
-            label = f"{planned.cell.folder}, {planned.entry.label}"
-            try:
-                found, data = self._finish(planned)
-            except WardroundError as error:
-                failed += 1
-                print(f"{label}: failed: {error}", flush=True)
-                continue
-            self.results.add(planned, found, data)
-            print(f"{label}: {found['seconds']:.0f} s", flush=True)
-        self.clear(plans)
-        return failed, failed
+    def prepare(self, planned: Plan, run: Path) -> None:
+        """Whatever is to be done in a run's folder before it goes on."""
 
-    def clear(self, plans: Sequence[Plan]) -> None:
+    def apart(self, planned: Plan) -> str:
+        """Plans for which this is the same are never done at once."""
+        return planned.id
+
+    def path(self, planned: Plan) -> Path:
+        """The folder of an entry's run."""
+        return self.folder / planned.cell.folder / planned.id
+
+    def needs(self, planned: Plan, entries: Sequence[Mapping[str, Any]]) -> float:
+        """Seconds that an entry still takes, judged by earlier entries."""
+        seconds = expected_seconds(entries, planned.cell.place["set"], planned.entry.label)
+        run = self.path(planned)
+        checkpoint = RunDir(run).checkpoint() if run.exists() else None
+        return seconds if checkpoint is None else max(seconds - checkpoint.seconds, 0.0)
+
+    def clear(self, plans: Sequence[Plan], results: Results) -> None:
         """Remove the runs of entries that are in the results.
 
         What an earlier start left of entries that this one was not asked for stays.
         """
         for planned in plans:
-            if self.results.has(planned):
-                shutil.rmtree(self.run(planned), ignore_errors=True)
+            if results.has(planned):
+                shutil.rmtree(self.path(planned), ignore_errors=True)
                 with contextlib.suppress(OSError):  # not there, or not empty
-                    self.run(planned).parent.rmdir()
+                    self.path(planned).parent.rmdir()
 
-    def needs(self, planned: Plan) -> float:
-        """Seconds that an entry still takes."""
-        seconds = expected_seconds(self.results.entries, planned.cell.source.stem, planned.entry.label)
-        checkpoint = RunDir(self.run(planned)).checkpoint() if self.run(planned).exists() else None
-        return seconds if checkpoint is None else max(seconds - checkpoint.seconds, 0.0)
-
-    def run(self, planned: Plan) -> Path:
-        """The folder of an entry's run."""
-        return self.folder / planned.cell.folder / planned.id
-
-    def prepare(self, planned: Plan, run: Path) -> None:
-        """Whatever is to be done in a run's folder before it goes on."""
-
-    def _finish(self, planned: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin or go on with a run; its figures, and the cell's data in words."""
-        path = self.run(planned)
-        job = reopen(path, Silent()) if path.exists() else begin_run(planned.settings, path, Silent())
-        self.prepare(planned, path)
-        result = job.finish()
+    def finish(self, planned: Plan) -> Outcome:
+        """Begin or go on with a run, to its end."""
+        path = self.path(planned)
+        settings = planned.settings.model_copy(update={"workers": self.workers})
+        try:
+            job = reopen(path, Silent()) if path.exists() else begin_run(settings, path, Silent())
+            self.prepare(planned, path)
+            result = job.finish()
+        except WardroundError as error:
+            return str(error)
         found = {
             **self.figures(planned, path, result),
             "seconds": result["seconds"][planned.record["method"]],
@@ -242,3 +252,108 @@ class Worker:
         }
         data = {key: result["data"][key] for key in DATA_WORDS}
         return found, {**data, "images": [site["train"] for site in result["data"]["sites"]]}
+
+
+@dataclass
+class Work:
+    """Whatever is left of some plans, as far as the time allows."""
+
+    runs: Runs
+    results: Results
+    plans: Sequence[Plan]
+    seconds: float | None
+    began: float
+    jobs: int = 1
+
+    def do(self, crew: Crew[Plan, Outcome]) -> tuple[int, int]:
+        """How many plans are left in the end, and how many of these failed."""
+        failed = 0
+        todo = [planned for planned in self.plans if not self.results.has(planned)]
+        self.runs.clear(self.plans, self.results)
+        while (planned := self._next(todo, crew)) is not None or crew.busy:
+            if planned is not None:
+                todo.remove(planned)
+                crew.start(planned)
+                continue
+            ended, outcome = crew.wait()
+            label = f"{ended.cell.folder}, {ended.entry.label}"
+            if isinstance(outcome, Lost | str):
+                failed += 1
+                said = f"failed: {outcome}" if isinstance(outcome, str) else f"lost: {outcome.why}"
+            else:
+                found, data = outcome
+                self.results.add(ended, {**found, "jobs": self.jobs}, data)
+                said = f"{found['seconds']:.0f} s"
+            print(f"{label}: {said}", flush=True)
+            self.runs.clear(self.plans, self.results)
+        return len(todo) + failed, failed
+
+    def _next(self, todo: Sequence[Plan], crew: Crew[Plan, Outcome]) -> Plan | None:
+        """The first that can begin now; none where it would not end in time."""
+        if not crew.has_room:
+            return None
+        taken = {self.runs.apart(planned) for planned in crew.busy}
+        planned = next((planned for planned in todo if self.runs.apart(planned) not in taken), None)
+        if planned is None or self.seconds is None:
+            return planned
+        ends = time.monotonic() - self.began + self.runs.needs(planned, self.results.entries)
+        return planned if ends <= self.seconds else None
+
+
+# What the scripts have in common --------------------------------------------------------------------------------------
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where results go, where it runs, and how long."""
+    parser.add_argument("--out", type=Path, required=True, help="JSON of results; what it holds is not done again")
+    parser.add_argument("--table", action="store_true", help="print the table of --out as Markdown and do nothing else")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--work", type=Path, help="folder of unfinished runs (default: a temporary one)")
+    parser.add_argument("--seconds", type=float, help="start no entry that would not end within so many seconds")
+    parser.add_argument("--jobs", type=int, default=1, help="so many entries at once, each in a process of its own")
+
+
+def begin(
+    options: argparse.Namespace,
+    name: str,
+    markdown: Callable[[Mapping[str, Any]], str],
+    start: Callable[[argparse.Namespace], int],
+) -> int:
+    """Print the table, or start; what a person can mend becomes one line and an exit code."""
+    try:
+        if options.table:
+            print(markdown(read_results(options.out, name)))
+            return 0
+        if options.jobs < 1:
+            raise BadInput(f"--jobs {options.jobs} cannot be used; it should be 1 or more")
+        return start(options)
+    except WardroundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on, with the same --work where each entry stood", file=sys.stderr)
+        return 130
+
+
+def fill(
+    options: argparse.Namespace,
+    runs: type[Runs],
+    results: Results,
+    plans: Sequence[Plan],
+    markdown: Callable[[Mapping[str, Any]], str],
+    began: float,
+) -> int:
+    """Do what is left of the plans, print the table, and 1 where an entry failed. On a CPU, jobs share the cores."""
+    shared = options.jobs > 1 and not find_device(options.device).is_cuda
+    with contextlib.ExitStack() as stack:
+        folder = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(lock_directory(folder))
+        does = runs(folder, threads_each(options.jobs) if shared else None)
+        crew: Crew[Plan, Outcome] = Alone(does.finish)
+        if options.jobs > 1:
+            crew = stack.enter_context(Processes(does.finish, options.jobs))
+        left, failed = Work(does, results, plans, options.seconds, began, options.jobs).do(crew)
+    print(f"\n{len(plans) - left} of {len(plans)} entries are done  ({machine()})\n")
+    print(markdown(results.tree))
+    return 1 if failed else 0

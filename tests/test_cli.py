@@ -180,6 +180,14 @@ def test_set_reaches_every_key_of_a_study(
     assert read("x/settings.json")[table][key] == value
 
 
+@pytest.mark.parametrize(("given", "epochs"), [("2", 2), ("2,1", [2, 1]), ("2, 1", [2, 1])])
+def test_epochs_may_differ_by_round(capsys: Captured, given: str, epochs: object) -> None:
+    ok(capsys, "run", *TINY, "--rounds", "2", "--epochs", given, "--out", "x")
+    assert read("x/settings.json")["train"]["epochs"] == epochs
+    fits = [json.loads(line) for line in Path("x/events.jsonl").read_text().splitlines() if '"fit"' in line]
+    assert [fit["best_epoch"] for fit in fits] == ([1] * 6 if epochs == 2 else [1] * 3 + [0] * 3)
+
+
 def test_set_chooses_the_method_and_its_settings_alike(capsys: Captured) -> None:
     ok(capsys, "run", *TINY, "--set", "fedprox.mu=0.5", "--set", "method=fedprox", "--out", "x")
     settings = read("x/settings.json")

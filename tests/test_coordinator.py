@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tiny import CPU, coordinate, federation, figures, images, predictor_bytes, study
-from wardround import coordinator
+from tiny import CPU, SIZES, coordinate, deployed, federation, figures, images, predictor_bytes, study
+from wardround import coordinator, examine
 from wardround.data.federation import LocalTest, Site
 from wardround.errors import RunFailed, SiteFailed
 from wardround.examine import Examiner
@@ -19,10 +19,13 @@ from wardround.exchange.answers import Answers
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.inprocess import InProcess
 from wardround.learn.device import Device
+from wardround.learn.evaluate import network_outputs
 from wardround.learn.predictor import Predictor
+from wardround.measure.manifold import hausdorff
 from wardround.methods.base import Answer, Context, Work
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.local import Local
+from wardround.methods.registry import make
 from wardround.methods.single import Single
 from wardround.methods.state import State
 from wardround.progress import Silent
@@ -202,6 +205,51 @@ def test_a_trained_model_is_measured_before_it_is_averaged(tmp_path: Path) -> No
     result = coordinate(tmp_path / "run", FedAvg(), federation((9,)), evaluate_trained=True)
     by = {(r["model"], r["round"]): r["value"] for r in result["rows"] if r["site"] and r["metric"] == "accuracy"}
     assert [by["trained", round] for round in (0, 1)] == [by["shared", round] for round in (0, 1)]
+
+
+def test_features_are_compared_where_asked_for(tmp_path: Path) -> None:
+    off, on = (coordinate(tmp_path / str(flag), FedAvg(), evaluate_features=flag) for flag in (False, True))
+    assert off["features"] == []
+    assert figures(on) == figures(off)
+    assert predictor_bytes(tmp_path / "True") == predictor_bytes(tmp_path / "False")
+    assert [(row["site"], row["images"]) for row in on["features"]] == [
+        (f"site-{number}", size) for number, size in enumerate(SIZES, 1)
+    ]
+    # By its definition, from the predictor that the run left.
+    (member,) = deployed(tmp_path / "True", "site-1").members
+    network = member.spec, member.weights
+    sites = [(network_outputs(*network, s.train.images, CPU).features, s.train.labels) for s in federation().sites]
+    for row, (own, labels) in zip(on["features"], sites, strict=True):
+        expected = [
+            hausdorff(torch.cat([f[y == c] for f, y in sites]), own[labels == c])
+            for c in range(4)
+            if (labels == c).any()
+        ]
+        assert row["by_class"] == pytest.approx(expected)
+        assert row["distance"] == pytest.approx(sum(expected) / len(expected))
+        assert row["relative"] > 0
+
+
+def test_of_a_large_site_some_images_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine, "FEATURES_OF_A_SITE", 7)
+    one, same, other = (
+        coordinate(tmp_path / str(i), FedAvg(), evaluate_features=True, seed=seed)["features"]
+        for i, seed in enumerate((0, 0, 1))
+    )
+    assert [row["images"] for row in one] == [7, 7, 6]
+    assert one == same != other
+
+
+def test_without_one_shared_network_there_is_a_note(tmp_path: Path) -> None:
+    for name in ("local", "ensemble"):
+        found = coordinate(tmp_path / name, make(name, {}), evaluate_features=True)
+        assert found["features"] == []
+        assert texts(found) == ["features are not compared: there is no one network that all sites share"]
+
+
+def test_a_site_without_images_has_no_features(tmp_path: Path) -> None:
+    found = coordinate(tmp_path / "run", FedAvg(), federation((9, 0)), evaluate_features=True)
+    assert [(row["site"], row["distance"]) for row in found["features"]] == [("site-1", 0.0)]
 
 
 class Slow(FedAvg):

@@ -170,6 +170,27 @@ def test_the_coordinators_work_is_a_line_for_each_method() -> None:
     assert lines(found) == []
 
 
+def test_compared_features_are_a_line_for_each_method() -> None:
+    found: dict[str, Any] = {
+        "methods": ["fedmp", "local"],
+        "headlines": [{"method": name, "key": "local_accuracy", "value": 0.5} for name in ("fedmp", "local")],
+        "ledger": {"totals": []},
+        "seconds": {},
+        "notes": [],
+        "data": {"local_protocol": "one", "global_protocol": "all"},
+        "features": [
+            {"method": "fedmp", "site": "a", "relative": 0.5},
+            {"method": "fedmp", "site": "b", "relative": 1.0},
+            {"method": "fedmp", "site": "c", "relative": None},
+        ],
+    }
+    screen = io.StringIO()
+    show.result(Console(file=screen, width=120), found, Path("x"))
+    assert [line for line in screen.getvalue().splitlines() if line.startswith("features")] == [
+        "features (fedmp): a site's lie 0.75 times their spread from all sites' (mean over sites); furthest b, 1.00"
+    ]
+
+
 def test_figures_over_rounds_are_a_table_of_their_own() -> None:
     keys = {key: 0.5 + i / 100 for i, key in enumerate(show.ROUND_COLUMNS)}
     keys["backward_transfer"] = -0.25

@@ -21,8 +21,10 @@ import typer
 from rich.console import Console
 
 from wardround import __version__, show
+from wardround.deploy.cli import predict_command
 from wardround.errors import BadInput, WardroundError
 from wardround.progress import Bars, Silent
+from wardround.remote.cli import mount as mount_remote
 from wardround.settings import (
     Settings,
     hint,
@@ -38,6 +40,8 @@ from wardround.settings import (
 app = typer.Typer(name="wardround", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 data_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+mount_remote(app)
+app.command("predict")(predict_command)
 # Typer's own complaints about flags. Taken from Typer, since not every version of it has click beside it.
 UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -56,7 +60,7 @@ PartitionRule = Annotated[str | None, typer.Option("--partition", help="dirichle
 PartitionSeed = Annotated[int | None, typer.Option(help="seed of the partition, apart from --seed")]
 Model = Annotated[str | None, typer.Option(help="network: small, cnn4, resnet18, ...")]
 Rounds = Annotated[int | None, typer.Option(help="rounds of a multi-round method")]
-Epochs = Annotated[int | None, typer.Option(help="local epochs per round")]
+Epochs = Annotated[str | None, typer.Option(help="local epochs per round; 30,60,60: one number for each round")]
 Seed = Annotated[int | None, typer.Option(help="seed of everything but the partition")]
 DeviceName = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N")]
 Folder = Annotated[Path | None, typer.Option(help="the data folder (default: $WARDROUND_DATA or ~/.wardround/data)")]
@@ -296,8 +300,17 @@ def _flags(given: dict[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for flag, key in places.items():
         if given.get(flag) is not None:
-            put(tree, key, given[flag])
+            put(tree, key, _epochs(given[flag]) if flag == "epochs" else given[flag])
     return tree
+
+
+def _epochs(text: str) -> int | list[int]:
+    """`5` for every round, or `30,60,60` round by round."""
+    try:
+        first, *others = map(int, text.split(","))
+    except ValueError:
+        raise BadInput(f"--epochs {text!r} is no number; write 5, or 30,60,60 for one number a round") from None
+    return [first, *others] if others else first
 
 
 def _built_in(study: Path | None, data: str | None) -> str | None:

@@ -33,7 +33,7 @@ from wardround.record import workings
 from wardround.record.rundir import Checkpoint, RunDir
 from wardround.study import Study, round_half_up
 
-ABSORB_CHECKPOINT_SECONDS = 20.0
+ABSORB_CHECKPOINT_SECONDS = 40.0  # a step that is under way and the saving itself still fit into a minute
 LONG_SAVING_SECONDS = 4.0  # where saving takes longer than this, it is done less often
 
 
@@ -186,11 +186,20 @@ class Coordinator:
         if constant:
             self._note(f"constant predictors (one class for every test image) at {', '.join(constant)}")
         self.examiner.forget()
+        if self.study.settings.evaluate_features:
+            self._measure_features(shared)
         for event in workings.leave(self.run.path, state):
             self.run.events.append(event)
         self.run.events.append({"kind": "end", "seconds": self._seconds()})
         self.run.events.flush()
         self.run.ledger.flush()
+
+    def _measure_features(self, shared: Predictor | None) -> None:
+        if shared is None or len(shared.members) != 1:
+            self._note("features are not compared: there is no one network that all sites share")
+            return
+        for event in self.examiner.features(shared.members[0], self.study.streams):
+            self.run.events.append(event)
 
     def _keep(self, site: str, predictor: Predictor, shared: Predictor | None) -> None:
         """A file per site with a predictor of its own; sites that deploy the shared model have it in `shared`."""

@@ -10,17 +10,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from wardround.data.federation import Federation, Site
 from wardround.data.imageset import ImageSet
 from wardround.learn.device import Device
-from wardround.learn.predictor import Predictor
-from wardround.measure import Tally, macro_auc, tally
+from wardround.learn.evaluate import network_outputs
+from wardround.learn.predictor import Member, Predictor
+from wardround.measure import Tally, macro_auc, reaches, tally
 from wardround.progress import Silent
+from wardround.streams import Streams
 
 GLOBAL, LOCAL = "global", "local"
 SHARED, PERSONAL, TRAINED = "shared", "personal", "trained"
+FEATURES_OF_A_SITE = 500  # images at most; the distances of all pairs are looked at
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,32 @@ class Examiner:
     def trained(self, round: int, site: str, predictor: Predictor) -> Iterator[dict[str, Any]]:
         """What a site has right after its training of a round, on its local test."""
         yield from self._local_rows(round, TRAINED, self._owner(site), predictor)
+
+    def features(self, network: Member, streams: Streams) -> Iterator[dict[str, Any]]:
+        """How far each site's features under one network are from all sites' (FedMP, Eq. 4).
+
+        Of training images, at most so many of a site, the same ones for every method; features are what the head reads.
+        """
+        features, labels = {}, {}
+        for site in self.federation.sites:
+            if len(site.train) == 0:
+                continue
+            order = torch.randperm(len(site.train), generator=streams.torch("features", site.name))
+            chosen = order[:FEATURES_OF_A_SITE].sort().values.to(site.train.images.device)
+            images, device = site.train.images[chosen], self.device
+            found = network_outputs(
+                network.spec, network.weights, images, device.torch, self.precision, device.workers
+            ).features
+            features[site.name], labels[site.name] = found.flatten(1).cpu(), site.train.labels[chosen].cpu()
+        for name, reach in reaches(features, labels, len(self.federation.classes)).items():
+            yield {
+                "kind": "features",
+                "site": name,
+                "images": reach.features,
+                "distance": reach.distance,
+                "relative": reach.relative,
+                "by_class": list(reach.by_class),
+            }
 
     def is_constant(self, predictor: Predictor) -> bool:
         """Whether this predictor gives one and the same class for the whole global test."""

@@ -121,6 +121,7 @@ class Settings(Frozen):
     init: Literal["common", "own"] = "common"
     evaluate_every: Count = 1
     evaluate_trained: bool = False  # one more pass over a local test for every site that is asked
+    evaluate_features: bool = False  # at the end, how far each site's features are from all sites'
     device: str = "auto"
     workers: Count | None = None
     data: DataSettings = DataSettings()

@@ -80,7 +80,7 @@ def result(console: Console, found: dict[str, Any], path: Path, brief: bool = Fa
         if over_rounds:
             means = [(f"{heading}, all rounds", words) for heading, words in ROUND_COLUMNS.values()]
             _definitions(console, [*means, ("", "All in %, means over all measured rounds.")])
-        worked = list(_work(found))
+        worked = [*_features(found), *_work(found)]
         if worked:
             console.print()
         for line in worked:
@@ -122,6 +122,20 @@ def _work(found: dict[str, Any]) -> Iterator[str]:
         )
         if said:
             yield f"coordinator ({method}): {said}"
+
+
+def _features(found: dict[str, Any]) -> Iterator[str]:
+    """How far the sites' features lie from all sites', a line for each method that was asked."""
+    for method in found["methods"]:
+        entries = [entry for entry in found.get("features", []) if entry["method"] == method]
+        known = [entry for entry in entries if entry["relative"] is not None]
+        if known:
+            furthest = max(known, key=lambda entry: entry["relative"])
+            mean = sum(entry["relative"] for entry in known) / len(known)
+            yield (
+                f"features ({method}): a site's lie {mean:.2f} times their spread from all sites' (mean over sites); "
+                f"furthest {furthest['site']}, {furthest['relative']:.2f}"
+            )
 
 
 def methods(console: Console, known: Iterable[Any]) -> None:

@@ -32,10 +32,13 @@ class Study:
     size: int
     sites: tuple[str, ...]
     partition_hash: str
+    agreed_id: str = ""  # of the agreement between real sites, where there is one
 
     @cached_property
     def id(self) -> str:
         """A short hash of what is agreed; two studies that differ in anything that matters differ here."""
+        if self.agreed_id:
+            return self.agreed_id
         agreed = self.settings.model_dump(mode="json", exclude={"name", "device", "workers"})
         record = {"settings": agreed, "classes": list(self.classes), "partition": self.partition_hash}
         return hashlib.sha256(canonical(record).encode()).hexdigest()[:16]

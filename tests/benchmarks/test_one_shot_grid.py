@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -36,6 +37,28 @@ class Fails(Majority):
     def begin(self, ctx):
         raise RunFailed("it had to be")
 """
+DIES = """
+import os, signal
+from wardround.methods.majority import Majority
+
+class Dies(Majority):
+    name = "dies"
+
+    def begin(self, ctx):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+SLEEPS = """
+import time
+from pathlib import Path
+from wardround.methods.majority import Majority
+
+class Sleeps(Majority):
+    name = "sleeps"
+
+    def begin(self, ctx):
+        Path(__file__).with_name("asleep").touch()
+        time.sleep(600)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +66,7 @@ def grid() -> Iterator[Any]:
     """The scripts' modules, which are no package: they find one another beside the script that runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
-        names = ("one_shot_grid", "one_shot_entries", "one_shot_summary", "published")
+        names = ("one_shot_grid", "one_shot_entries", "one_shot_summary", "published", "resumable")
         yield SimpleNamespace(**{name.removeprefix("one_shot_"): importlib.import_module(name) for name in names})
 
 
@@ -196,7 +219,7 @@ def test_bad_presets_are_told_before_any_work(grid: Any, tmp_path: Path) -> None
 
 
 def test_expected_seconds_are_of_the_nearest_entries(grid: Any) -> None:
-    expected = grid.grid.expected_seconds
+    expected = grid.resumable.expected_seconds
     lines = [
         entry(seconds=100.0, entry="fedbicross"),
         entry(seconds=200.0, entry="fedbicross", set="oct3"),
@@ -240,7 +263,7 @@ def test_other_results_are_refused(grid: Any, tmp_path: Path) -> None:
     for text in ("{", "[]", '{"benchmark": "memory"}'):
         path.write_text(text)
         with pytest.raises(BadInput, match=r"cannot be used: .*; give the results of an earlier start"):
-            grid.grid.read_results(path, grid.grid.NAME)
+            grid.resumable.read_results(path, grid.grid.NAME)
 
 
 # The whole ------------------------------------------------------------------------------------------------------------
@@ -258,7 +281,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         arrays |= {f"{part}_images": pixels.astype(np.uint8), f"{part}_labels": labels[:, None].astype(np.uint8)}
     np.savez(folder / "spots.npz", **arrays)  # type: ignore[arg-type]
     (folder / "tiny.toml").write_text(TINY)
-    (folder / "fails.py").write_text(FAILS)
+    for name, text in (("fails", FAILS), ("dies", DIES), ("sleeps", SLEEPS)):
+        (folder / f"{name}.py").write_text(text)
     return folder
 
 
@@ -331,9 +355,71 @@ def test_one_entry_that_fails_does_not_stop_the_others(
     assert [found["entry"] for found in figures(tmp_path)] == ["majority", "majority"]
 
 
+# Several at once ------------------------------------------------------------------------------------------------------
+
+
+def by_name(folder: Path) -> list[Any]:
+    lines = json.loads((folder / "grid.json").read_text())["entries"]
+    kept = ("set", "alpha", "seed", "entry", "id", "figures", "fits")
+    return sorted(([line[key] for key in kept] for line in lines), key=str)
+
+
+def test_cells_at_once_give_the_same_figures_and_entries_of_a_cell_wait(
+    grid: Any, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That the site models of a cell are trained once shows that no two of its entries ran together."""
+    assert grid.grid.main([*arguments(inputs, tmp_path / "one"), "--seeds", "0"]) == 0
+    assert grid.grid.main([*arguments(inputs, tmp_path / "two"), "--seeds", "0", "--jobs", "2"]) == 0
+    assert "6 of 6 entries are done" in capsys.readouterr().out
+    assert by_name(tmp_path / "one") == by_name(tmp_path / "two")
+    assert {line["jobs"] for line in json.loads((tmp_path / "two" / "grid.json").read_text())["entries"]} == {2}
+    assert [path.name for path in (tmp_path / "two" / "work").iterdir()] == [".lock"]
+
+
+def test_what_a_killed_process_was_at_is_lost_and_the_others_go_on(
+    grid: Any, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [*arguments(inputs, tmp_path, "--methods", str(inputs / "dies.py"), "majority"), "--seeds", "0"]
+    assert grid.grid.main([*line, "--alphas", "0.5", "--jobs", "2"]) == 1
+    shown = capsys.readouterr().out
+    assert "spots-alpha0.5-seed0, dies: lost: its process ended with exit code -9" in shown
+    assert "1 of 2 entries are done" in shown
+    assert [found["entry"] for found in figures(tmp_path)] == ["majority"]
+
+
+def test_jobs_begin_nothing_that_would_not_end_in_time(
+    grid: Any, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [*arguments(inputs, tmp_path, "--methods", "majority"), "--jobs", "2", "--seconds", "0"]
+    assert grid.grid.main(line) == 0
+    assert capsys.readouterr().out.startswith("\n0 of 4 entries are done")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are looked up in /proc")
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_command(inputs: Path, tmp_path: Path, by: signal.Signals) -> None:
+    asleep = inputs / "asleep"
+    asleep.unlink(missing_ok=True)
+    line = [*arguments(inputs, tmp_path, "--methods", str(inputs / "sleeps.py")), "--jobs", "2"]
+    command = [sys.executable, str(BENCHMARKS / "one_shot_grid.py"), *line]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not asleep.exists():
+            time.sleep(0.01)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(by)
+        _, said = process.communicate()
+    assert asleep.exists()
+    assert children
+    assert process.returncode == (130 if by == signal.SIGINT else -by)
+    assert (said.startswith("stopped; the same command goes on") and said.count("\n") == 1) or by == signal.SIGKILL
+    while any(Path(f"/proc/{child}/exe").exists() for child in children):
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (["absent.npz", "--jobs", "0"], "--jobs 0 cannot be used; it should be 1 or more"),
         ([], "no set is named"),
         (["absent.npz"], "cannot read absent.npz: No such file"),
         (["a/one.npz", "b/one.npz"], "two sets have the same name"),

@@ -407,8 +407,10 @@ def test_every_field_of_a_result_is_in_its_page(runs: Path, tmp_path: Path) -> N
     painted = tiny.coordinate(tmp_path / "run", Painter())
     result = json.loads((runs / "half" / "result.json").read_text(encoding="utf-8"))
     result["notes"] = result["notes"] or [{"method": "fedavgm", "text": "a note"}]
+    compared = tiny.coordinate(tmp_path / "compared", make("fedavg", {}), evaluate_features=True)
     for key in ("work", "clusters", "galleries"):
         result[key] += painted[key]
+    result["features"] += compared["features"]
     listed = [cells[0].strip("`") for cells in rows(text_of("docs/compare.md"), "| Field | Content |")]
     assert sorted(listed) == sorted(fields(result))
     assert result["schema_version"] == 1

@@ -1,12 +1,15 @@
 """The Hausdorff distance of FedMP's Eq. 4, by hand and by its definition, and of sites to their union."""
 
+import math
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from wardround.measure import manifold
-from wardround.measure.manifold import directed, distances_to_union, hausdorff
+from wardround.measure.manifold import Reach, directed, distances_to_union, hausdorff, reaches, spreads
 
 
 def points(*rows: tuple[float, float]) -> Tensor:
@@ -65,3 +68,31 @@ def test_who_has_all_of_it_is_at_no_distance() -> None:
     # FedMP's claim under Eq. 4: completing a site's features with some of the others' brings it no further away.
     more = distances_to_union({"all": cloud, "half": cloud[:6]}, {"all": labels, "half": labels[:6]}, 2)
     assert all(a is not None and b is not None and a <= b for a, b in zip(more["half"], found["half"], strict=True))
+
+
+def test_spread_and_reach_by_hand() -> None:
+    """Class 0 lies at 0, 3 and 7 (mean 10/3, mean square distance 74/9), class 1 at 5 alone."""
+    features = {"a": points((0, 0), (3, 0), (5, 0)), "b": points((7, 0))}
+    labels = {"a": torch.tensor([0, 0, 1]), "b": torch.tensor([0])}
+    spread = math.sqrt(74 / 9)
+    assert spreads(features, labels, 3) == pytest.approx((spread, 0.0, None))
+    found = reaches(features, labels, 3)
+    assert (found["a"].features, found["b"].features) == (3, 1)
+    assert found["a"].by_class == (4.0, 0.0, None)
+    assert found["a"].distance == 2.0
+    assert found["a"].relative == pytest.approx((4 / spread + 0) / 2)
+    assert found["b"].distance == 7.0
+    assert found["b"].relative == pytest.approx(7 / spread)
+    assert reaches({}, {}, 3) == {}
+    assert Reach(0, (None,), (1.0,)).distance is None
+    assert Reach(0, (None,), (1.0,)).relative is None
+
+
+@pytest.mark.parametrize("factor", [0.5, 8.0])
+def test_the_relative_distance_does_not_depend_on_how_long_features_are(factor: float) -> None:
+    draw = torch.Generator().manual_seed(3)
+    features = {site: torch.rand(6, 3, generator=draw) for site in "ab"}
+    labels = dict.fromkeys("ab", torch.arange(6) % 2)
+    one, other = reaches(features, labels, 2), reaches({site: factor * f for site, f in features.items()}, labels, 2)
+    assert one["a"].relative == pytest.approx(other["a"].relative)
+    assert one["a"].distance != pytest.approx(other["a"].distance)

@@ -336,13 +336,13 @@ def test_the_teacher_is_the_received_model_and_looks_once(tmp_path: Path, monkey
     """Per site and round: one pass of the teacher and one of the trained model, however many epochs."""
     fits = watch_fits(monkeypatch)
     passes: list[int] = []
-    outputs = evaluate._batch_outputs
+    outputs = evaluate.batch_outputs
 
     def counted(net: Any, pixels: Tensor, precision: str) -> Outputs:
         passes.append(len(pixels))
         return outputs(net, pixels, precision)
 
-    monkeypatch.setattr(evaluate, "_batch_outputs", counted)
+    monkeypatch.setattr(evaluate, "batch_outputs", counted)
     ctx = context(study(federation((8,)), method="fedkper", train={"epochs": 4}))
     method, site = fedkper(), federation((8,)).sites[0]
     requests = method.ask(ctx, method.begin(ctx))

@@ -328,3 +328,26 @@ def test_a_page_that_cannot_be_written_leaves_nothing_and_says_so(tmp_path: Path
     assert os.listdir(tmp_path) == ["report.html"]
     with pytest.raises(BadInput, match="No such file"):
         write_report(run_result(), tmp_path / "nowhere" / "report.html")
+
+
+def test_compared_features_are_a_table_and_absent_where_none_were() -> None:
+    result = run_result()
+    assert "features each site has" not in render(result)
+    result["features"] = [
+        {
+            "method": "fedavg",
+            "site": "site-1",
+            "images": 500,
+            "distance": 2.5,
+            "relative": 1.25,
+            "by_class": [2.5, None],
+        },
+        {"method": "fedavg", "site": "site-2", "images": 1200, "distance": None, "relative": None, "by_class": []},
+    ]
+    page = render(result)
+    assert "features each site has" in page
+    rows = re.findall(r'<tr><th scope="row">(fedavg, site-\d)</th>\s*((?:<td.*</td>\s*)+)</tr>', page)
+    assert [(name, re.findall(r"<td[^>]*>([^<]*)</td>", cells)) for name, cells in rows] == [
+        ("fedavg, site-1", ["500", "2.5", "1.25"]),
+        ("fedavg, site-2", ["1,200", "–", "–"]),
+    ]

@@ -85,13 +85,13 @@ def read_folder(
 
 
 def _folders(path: Path) -> list[Path]:
-    folders = [entry for entry in _entries(path) if entry.is_dir()]
+    folders = [entry for entry in entries(path) if entry.is_dir()]
     if not folders:
         raise BadInput(f"{path} holds no folders; put the pictures of each class into a sub-folder named as the class")
     return folders
 
 
-def _entries(path: Path) -> list[Path]:
+def entries(path: Path) -> list[Path]:
     """What a folder holds, in the order of names, so that a disk's own order changes nothing."""
     try:
         return sorted(e for e in path.iterdir() if not e.name.startswith(".") and e.name.lower() not in LITTER)
@@ -122,15 +122,16 @@ def _read_classes(path: Path, present: list[str], classes: list[str], size: int 
     pixels: list[Pixels] = []
     labels: list[int] = []
     for name in present:
-        files = _entries(path / name)
+        files = entries(path / name)
         if not files:
             raise BadInput(f"{path / name} holds no pictures; add some or remove the folder")
-        pixels += [_read(file, size) for file in progress.track(files, f"reading {path.name}/{name}")]
+        pixels += [read_picture(file, size) for file in progress.track(files, f"reading {path.name}/{name}")]
         labels += [classes.index(name)] * len(files)
     return _Pictures(pixels, labels)
 
 
-def _read(path: Path, size: int | None) -> Pixels:
+def read_picture(path: Path, size: int | None) -> Pixels:
+    """One picture as it is, or cut to a square and scaled to `size` points."""
     if path.is_dir():
         raise BadInput(f"{path} is a folder inside a class; put pictures directly into the class's folder")
     if path.suffix.lower() not in SUFFIXES:

@@ -41,7 +41,7 @@ def network_outputs(
         net.eval()
 
         def outputs(batch: Tensor) -> Outputs:
-            found = _batch_outputs(net, batch.to(device), precision)
+            found = batch_outputs(net, batch.to(device), precision)
             on_batch()
             return found
 
@@ -63,8 +63,8 @@ def _on_workers(outputs: Callable[[Tensor], Outputs], batches: Sequence[Tensor],
         wait(futures)
 
 
-def _batch_outputs(net: StagedNet, images: Tensor, precision: str) -> Outputs:
-    """Gradient and autocast modes belong to a thread, so each batch sets its own."""
+def batch_outputs(net: StagedNet, images: Tensor, precision: str) -> Outputs:
+    """Of uint8 images on the network's device. Gradient and autocast modes are a thread's: each batch sets its own."""
     with torch.no_grad(), torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16"):
         features, logits = net.outputs(normalise(images))
     return Outputs(features.float(), logits.float())

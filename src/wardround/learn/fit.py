@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -91,6 +91,16 @@ class Objective:
     def correct(self, trained: Mapping[str, Tensor]) -> None:
         """Change `.grad` of the trained parameters in place, after the backward pass."""
 
+    def state(self) -> dict[str, Tensor]:
+        """What it has learned or counted so far, asked for between two epochs, so that a stopped fit can go on.
+
+        An objective that changes while it trains overrides this and `restore`; without them its fit starts over.
+        """
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take back what `state` gave, after `to`."""
+
 
 @dataclass(frozen=True)
 class Teacher:
@@ -123,17 +133,20 @@ class Fit:
         """A hash of everything the result depends on, or None where the fit must not be reused."""
         if not self.reusable or self.objective.key is None or self.teachers:
             return None
-        record = {
+        record = {**self.ingredients(), "objective": self.objective.key}
+        return hashlib.sha256(canonical(record).encode()).hexdigest()
+
+    def ingredients(self) -> dict[str, Any]:
+        """Everything the result depends on but the objective and the teachers, as plain values and hashes."""
+        return {
             "spec": asdict(self.spec),
             "recipe": asdict(self.recipe),
             "seed": self.seed,
-            "objective": self.objective.key,
             "frozen": sorted(self.frozen),
             "data": self.data.sha256(),
             "validation": self.validation.sha256() if self.validation is not None else None,
             "start": weights_hash(self.start),
         }
-        return hashlib.sha256(canonical(record).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from wardround.learn import nets
 from wardround.learn.fit import Objective, Outputs, Recipe, Step
-from wardround.learn.trainer import learning_rate, make_optimiser
+from wardround.learn.trainer import learning_rate, make_optimiser, optimiser_state, restore_optimiser
 from wardround.models import NetSpec, StagedNet, Weights, build
+from wardround.tensorfile import flatten, unflatten
 
 SMALLEST = 1e-6  # of the denominator
 
@@ -73,6 +74,20 @@ class MutualDistillation(Objective):
         self.optimiser.zero_grad(set_to_none=True)
         self.done += 1
         del self.seen
+
+    def state(self) -> dict[str, Tensor]:
+        """The mentor, W, and what their optimiser carries."""
+        own = {"projection": self.projection, "done": torch.tensor(self.done)}
+        return flatten({"mentor": self.net.state_dict(), "optimiser": optimiser_state(self.optimiser), "own": own})
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Into the live tensors, which the optimiser trains."""
+        found = unflatten(state)
+        nets.load(self.net, found["mentor"])
+        with torch.no_grad():
+            self.projection.copy_(found["own"]["projection"])
+        restore_optimiser(self.optimiser, found.get("optimiser", {}))
+        self.done = int(found["own"]["done"])
 
     def finish(self) -> None:
         """Read the mentor and W back, once the fit is over; where it was skipped they are what they were."""

@@ -22,7 +22,9 @@ from torch import Tensor
 
 from wardround.learn.fit import Objective, Outputs, Step
 from wardround.learn.prototypes import Prototypes, class_means
+from wardround.learn.trainer import optimiser_state, restore_optimiser
 from wardround.models import StagedNet, Weights
+from wardround.tensorfile import flatten, unflatten
 
 KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # bandwidths of the MMD, in mean squared distances
 SMALLEST = 1e-6
@@ -131,6 +133,31 @@ class Augmented(Objective):
         undecided = torch.special.entr(F.linear(bases + moved, weight, bias).softmax(1)).sum(dim=1).mean()
         near = moved.square().mean()
         self._step(self.trains_transform, self.transform, self.strengths.transform_distance * near - undecided)
+
+    def state(self) -> dict[str, Tensor]:
+        """G, R, the class means, what the two optimisers carry, and how far the draws are."""
+        return flatten(
+            {
+                "generator": self.generator,
+                "transform": self.transform,
+                "means": self.means.tensors(),
+                "trains generator": optimiser_state(self.trains_generator),
+                "trains transform": optimiser_state(self.trains_transform),
+                "draws": {"state": self.draws.get_state()},
+            }
+        )
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Into the live tensors, which the optimisers train."""
+        found = unflatten(state)
+        with torch.no_grad():
+            for name, tensors in (("generator", self.generator), ("transform", self.transform)):
+                for part, tensor in tensors.items():
+                    tensor.copy_(found[name][part])
+        self.means = Prototypes.of(found["means"]).to(str(self.means.means.device))
+        restore_optimiser(self.trains_generator, found.get("trains generator", {}))
+        restore_optimiser(self.trains_transform, found.get("trains transform", {}))
+        self.draws.set_state(found["draws"]["state"])
 
     def finish(self) -> None:
         """What was trained, as plain tensors."""

@@ -81,11 +81,14 @@ def _as_many_as_fit(fits: list[Fit], device: torch.device, on_step: Callable[[],
         return _on_streams(fits, device, on_step)
     torch.cuda.empty_cache()
     if len(fits) == 1:
-        return [
-            SiteFailed(f"the GPU's memory is too small for {fits[0].label}; use a smaller train.batch or model.width")
-        ]
+        return [too_large(fits[0])]
     half = len(fits) // 2
     return [*_as_many_as_fit(fits[:half], device, on_step), *_as_many_as_fit(fits[half:], device, on_step)]
+
+
+def too_large(fit: Fit) -> SiteFailed:
+    """What a fit that the GPU's memory does not hold comes to."""
+    return SiteFailed(f"the GPU's memory is too small for {fit.label}; use a smaller train.batch or model.width")
 
 
 def _on_streams(fits: list[Fit], device: torch.device, on_step: Callable[[], None]) -> list[Outcome]:

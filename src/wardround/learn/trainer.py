@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 
 import torch
@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from wardround.errors import SiteFailed
 from wardround.learn import nets
-from wardround.learn.evaluate import network_outputs
+from wardround.learn.evaluate import batch_outputs, batch_size, network_outputs
 from wardround.learn.fit import Fit, Fitted, Outputs, Recipe, Step
 from wardround.learn.pixels import augment, draw_augmentation, normalise
 from wardround.models import StagedNet, Weights, spec_layout
@@ -78,22 +78,23 @@ class Trainer:
         self.rate = torch.tensor(self.recipe.lr, device=device)
         self.optimiser = make_optimiser(self.recipe, list(self.trained.values()), self.rate)
         self.loss_sum = torch.zeros((), device=device)
+        self.epochs_done = 0
         self.losses: list[Tensor] = []
-        self.best_accuracy, self.best_epoch = -1.0, 0
+        self.best_right, self.best_epoch = torch.tensor([-1, 0], device=device)
         self.best_weights: Weights | None = None
         self.cached_teachers: tuple[Outputs, ...] = ()
         self.teacher_nets: list[StagedNet] = []
         self._teach(borrowed)
         fit.objective.to(str(device))
 
-    def steps(self, captured: TakeStep | None = None) -> Iterator[None]:
-        """The whole fit, one optimiser step between two yields; `captured` may stand in for `step`."""
+    def steps(self, captured: TakeStep | None = None, after_epoch: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """What is left of the fit, one optimiser step between two yields; `captured` may stand in for `step`."""
         take_step = captured or self.step
         n = len(self.images)
         bounds = batch_bounds(n, self.recipe.batch, spec_layout(self.fit.spec).has_batch_norm)
         streams = Streams(self.fit.seed)
-        done, rate = 0, self.recipe.lr
-        for epoch in range(self.recipe.epochs):
+        done, rate = self.epochs_done * len(bounds), self.recipe.lr
+        for epoch in range(self.epochs_done, self.recipe.epochs):
             order = torch.randperm(n, generator=streams.torch("shuffle", index=epoch)).to(self.device)
             draws = None
             if self.recipe.augment:
@@ -110,6 +111,8 @@ class Trainer:
             self.losses.append(self.loss_sum / bounds[-1][1])
             self.loss_sum.zero_()  # in place: a captured step adds to this very tensor
             self._keep_best(epoch)
+            self.epochs_done = epoch + 1
+            after_epoch()
 
     def step(self, index: Tensor, draws: Tensor | None) -> None:
         """One optimiser step on the images at `index`."""
@@ -139,7 +142,7 @@ class Trainer:
                 f"training diverged ({self.fit.label}: the loss is no longer a finite number); "
                 f"use a smaller learning rate than {self.recipe.lr:g}, or set train.clip_norm"
             )
-        return Fitted(weights, len(self.images), tuple(losses.tolist()), self.best_epoch, seconds)
+        return Fitted(weights, len(self.images), tuple(losses.tolist()), int(self.best_epoch), seconds)
 
     def _freeze(self) -> dict[str, Tensor]:
         for name, parameter in self.net.named_parameters():
@@ -173,16 +176,22 @@ class Trainer:
         return tuple(Outputs(features.float(), logits.float()) for features, logits in found)
 
     def _keep_best(self, epoch: int) -> None:
+        """Remember the weights if no epoch before was as good; decided on the device, so that nothing waits for it."""
         validation = self.fit.validation
         if self.recipe.keep == "last" or validation is None or len(validation) == 0:
-            self.best_epoch = epoch
+            self.best_epoch.fill_(epoch)
             return
         self.net.eval()
-        weights = nets.read(self.net)
-        logits = network_outputs(self.fit.spec, weights, validation.images, self.device, self.recipe.precision).logits
-        accuracy = float((logits.argmax(1).cpu() == validation.labels.cpu()).float().mean())
-        if accuracy > self.best_accuracy:
-            self.best_accuracy, self.best_epoch, self.best_weights = accuracy, epoch, weights
+        batches = torch.split(validation.images.to(self.device), batch_size(self.device))
+        logits = torch.cat([batch_outputs(self.net, batch, self.recipe.precision).logits for batch in batches])
+        right = (logits.argmax(dim=1) == validation.labels.to(self.device)).sum()
+        better = right > self.best_right
+        if self.best_weights is None:
+            self.best_weights = nets.read(self.net)
+        for name, tensor in self.net.state_dict().items():
+            torch.where(better, tensor, self.best_weights[name], out=self.best_weights[name])
+        self.best_right.copy_(torch.maximum(right, self.best_right))
+        self.best_epoch.copy_(torch.where(better, epoch, self.best_epoch))
 
 
 def train_one(fit: Fit, device: torch.device, on_step: Callable[[], None] = lambda: None) -> Fitted:
@@ -208,3 +217,30 @@ def make_optimiser(recipe: Recipe, parameters: list[Tensor], rate: Tensor) -> to
     if recipe.optimiser == "adam":
         return torch.optim.Adam(parameters, lr=rate, weight_decay=decay, fused=True, capturable=rate.is_cuda)
     return torch.optim.SGD(parameters, lr=rate, momentum=recipe.momentum, weight_decay=decay, fused=True)
+
+
+def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimiser carries from step to step (momentum; Adam's moments and step) by place and name: `0.step`."""
+    return {
+        f"{place}.{name}": tensor
+        for place, parameter in enumerate(_parameters(optimiser))
+        for name, tensor in optimiser.state.get(parameter, {}).items()
+        if tensor is not None
+    }
+
+
+def restore_optimiser(optimiser: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> None:
+    """Take back what `optimiser_state` gave. Not by `load_state_dict`, which would put a copy in the rate's place.
+
+    Moments are laid out in memory as their parameters are: fused kernels walk along both.
+    """
+    parameters = _parameters(optimiser)
+    for path, saved in state.items():
+        place, _, name = path.partition(".")
+        parameter = parameters[int(place)]
+        like = parameter if saved.shape == parameter.shape else saved
+        optimiser.state[parameter][name] = torch.empty_like(like, device=parameter.device).copy_(saved)
+
+
+def _parameters(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimiser.param_groups for parameter in group["params"]]

@@ -158,6 +158,15 @@ class KnowledgePersonalisation(Objective):
         self.total, self.seen = self.total.to(device), self.seen.to(device)
         self.known = self.known if self.known is None else self.known.to(device)
 
+    def state(self) -> dict[str, Tensor]:
+        """The running mean."""
+        return {"total": self.total, "seen": self.seen}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """In place: a captured step adds to these very tensors."""
+        self.total.copy_(state["total"])
+        self.seen.copy_(state["seen"])
+
     def loss(self, step: Step) -> Tensor:
         """One mini-batch."""
         ((_, teacher),) = step.teachers

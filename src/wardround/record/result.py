@@ -21,6 +21,7 @@ from wardround.record.rundir import Log
 
 SCHEMA_VERSION = 1
 ROW_FIELDS = ("method", "seed", "site", "round", "split", "model", "metric", "value", "n")
+FEATURE_FIELDS = ("site", "images", "distance", "relative", "by_class")
 CLUSTER_FIELDS = ("clusters", "silhouettes", "weights")
 
 
@@ -64,7 +65,7 @@ def describe_data(federation: Federation) -> dict[str, Any]:
 def one_method(run: Path, method: str, data: dict[str, Any], within: Path | None = None) -> dict[str, Any]:
     """The part of a result that one method's run directory gives; files are named from the directory `within`."""
     rows, notes, seconds = [], [], None
-    work, clusters, galleries = [], [], []
+    work, clusters, galleries, features = [], [], [], []
     ends: dict[int, float] = {}
     measuring: dict[int, float] = {}
     for event in Log(run / "events.jsonl").rows():
@@ -80,6 +81,8 @@ def one_method(run: Path, method: str, data: dict[str, Any], within: Path | None
             measuring[event["round"]] = measuring.get(event["round"], 0.0) + event["seconds"]
         elif event["kind"] == "work":
             work.append({"method": method, **_timed(event["part"], event["steps"], event["seconds"])})
+        elif event["kind"] == "features":
+            features.append({"method": method, **{name: event[name] for name in FEATURE_FIELDS}})
         elif event["kind"] == "clusters":
             clusters.append({"method": method, **{name: event[name] for name in CLUSTER_FIELDS}})
         elif event["kind"] == "gallery":
@@ -103,6 +106,7 @@ def one_method(run: Path, method: str, data: dict[str, Any], within: Path | None
             "rows": ledger,
         },
         "seconds": {method: seconds},
+        "features": features,
         "work": work,
         "clusters": clusters,
         "galleries": galleries,
@@ -154,6 +158,7 @@ def whole(
         "rounds": [],
         "ledger": {"totals": [], "rows": []},
         "seconds": {},
+        "features": [],
         "work": [],
         "clusters": [],
         "galleries": [],
@@ -161,7 +166,7 @@ def whole(
     }
     for part in parts:
         result["methods"].append(part["method"])
-        for key in ("rows", "headlines", "rounds", "work", "clusters", "galleries", "notes"):
+        for key in ("rows", "headlines", "rounds", "features", "work", "clusters", "galleries", "notes"):
             result[key] += part[key]
         result["ledger"]["totals"] += part["ledger"]["totals"]
         result["ledger"]["rows"] += part["ledger"]["rows"]

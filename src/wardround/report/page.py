@@ -22,6 +22,7 @@ from wardround.errors import BadInput
 from wardround.files import disk_errors, write_atomically
 from wardround.report import charts
 from wardround.report.charts import Bar, Label, Line, Stack
+from wardround.report.features import features_view
 from wardround.report.gallery import galleries_view
 from wardround.report.parts import View, drawn, tabulate
 from wardround.report.rounds import rounds_view
@@ -101,6 +102,7 @@ def render(result: dict[str, Any], folder: Path | None = None) -> str:
         holdings=_holdings_view(as_dict(result.get("data"))),
         curves=_curves_view(methods, index),
         rounds=rounds_view(result),
+        features=features_view(result),
         clusters=clusters_view(result),
         galleries=galleries_view(result, folder),
         work=work_view(result, methods),

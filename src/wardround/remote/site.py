@@ -1,0 +1,328 @@
+"""A site's desk: what a hospital does with a request, and with what it takes home.
+
+    desk/       desk.json says what counts: the open request, the last two answers and the memory that belongs to each
+    outbox/     the answer, to be looked at and carried out
+    models/     what the site may deploy; it stays here
+
+An answer and the memory that goes with it become valid in one rename. A request that comes twice gets the stored bytes
+again. The policy is held against the plan before training, and against the bundle before its parcel is written. The
+request of the first round is worked out here from the agreement, so nothing need be carried in before the first answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from wardround.agreement import COORDINATOR, Agreement
+from wardround.data.federation import Site
+from wardround.data.imageset import ImageSet
+from wardround.deploy.about import about_study
+from wardround.deploy.export import Exported, export
+from wardround.errors import BadInput
+from wardround.exchange.answers import refuse_stray
+from wardround.exchange.bundle import Bundle, Envelope, Kind
+from wardround.exchange.keys import PrivateKey
+from wardround.exchange.manifest import Manifest
+from wardround.exchange.parcel import copy_verified, read_manifest, read_parcel, write_parcel
+from wardround.exchange.policy import Gate, Policy
+from wardround.files import disk_errors
+from wardround.learn.device import Device, one_thread_per_worker
+from wardround.learn.predictor import Predictor
+from wardround.measure import Tally, tally
+from wardround.methods.base import Answer
+from wardround.methods.state import State
+from wardround.progress import NO_PROGRESS, Silent
+from wardround.remote.register import Register, Valid, hand_out, utc_now
+from wardround.remote.resign import under_this_key
+from wardround.remote.rules import refusal
+from wardround.remote.trust import Trust, refuse_other_version
+from wardround.remote.workplace import Workplace
+from wardround.settings import Frozen
+
+ROUNDS_KEPT = 2  # the last answer, and the memory it began from, in case the coordinator redoes the round
+
+
+class Arrived(Frozen):
+    """A parcel that came in: a request or a delivery."""
+
+    round: int
+    sha256: str
+    file: str
+
+
+class Answered(Frozen):
+    """One answer, and the site's memory after it. `request` is the hash of what it answers, empty in round 0."""
+
+    round: int
+    request: str
+    parcel: str
+    memory: str
+
+
+class DeskRecord(Valid):
+    """What counts at this desk."""
+
+    study: str
+    site: str
+    request: Arrived | None = None
+    delivery: Arrived | None = None
+    answered: tuple[Answered, ...] = ()
+    sent: dict[int, int] = Field(default_factory=dict)  # bytes that have left, by round
+
+    def files(self) -> set[str]:
+        """The files that this record needs."""
+        arrived = {parcel.file for parcel in (self.request, self.delivery) if parcel is not None}
+        return arrived | {file for answer in self.answered for file in (answer.parcel, answer.memory)}
+
+
+@dataclass(frozen=True)
+class TakenHome:
+    """What a site may deploy, and how good it is on the site's own test images."""
+
+    predictor: Predictor
+    images: int
+    accuracy: float
+    balanced_accuracy: float
+    delivery: str  # the SHA-256 of the delivered bundle
+
+
+class SiteDesk:
+    """One site's side of one study, in a folder of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        trust: Trust,
+        key: PrivateKey,
+        policy: Policy,
+        device: Device,
+        progress: Silent = NO_PROGRESS,
+        clock: Callable[[], str] = utc_now,
+    ) -> None:
+        agreement: Agreement = trust.agreement
+        agreement.complete()
+        self.folder, self.trust, self.key, self.policy = folder, trust, key, policy
+        self.device, self.progress, self.clock = device, progress, clock
+        self.agreement, self.name = agreement, trust.site_of(key.public)
+        self.study, self.method = agreement.study(), agreement.method()
+        self.payload = self.method.payload(self.study, self.name)
+        self.register = Register(folder / "desk", DeskRecord, "desk.json")
+        self.workplace = Workplace(folder / "desk" / "unfinished", device, progress)
+
+    # What leaves ------------------------------------------------------------------------------------------------------
+
+    def train(self, site: Site, again: bool = False) -> Path:
+        """Answer the open request; the parcel in the outbox. `again`: also where this round was answered otherwise."""
+        with self.register.held():
+            record = self._record()
+            if record.delivery is not None:
+                raise BadInput("there is nothing to train: the study is over here; look into models/")
+            if record.request is None:
+                request, sha256 = self._first_request(), ""
+            else:
+                request, sha256 = self._read(record.request, "request"), record.request.sha256
+            return self._hand_out(self._answered(record, site, request, sha256, again))
+
+    def answer(self, site: Site, request: Bundle, sha256: str, again: bool = False) -> Path:
+        """Answer a request that any transport brought and verified; the signed parcel."""
+        with self.register.held():
+            return self.register.path(self._answered(self._record(), site, request, sha256, again).parcel)
+
+    def _answered(self, record: DeskRecord, site: Site, request: Bundle, sha256: str, again: bool) -> Answered:
+        """The answer, with nothing left of the way to it."""
+        stored = self._answer(record, site, request, sha256, again)
+        self.workplace.clear()
+        return stored
+
+    def _answer(self, record: DeskRecord, site: Site, request: Bundle, sha256: str, again: bool) -> Answered:
+        round = request.envelope.round
+        for before in record.answered:
+            if (before.round, before.request) == (round, sha256):
+                return self._under_this_key(record, before)
+            if before.round >= round and not again:
+                raise refusal(
+                    "second request",
+                    f"round {before.round + 1} was answered before, for another request; if the "
+                    "coordinator told you that it redoes the round, run the command again with --again",
+                )
+        gate = Gate(self.policy, site.train.counts(), dict(record.sent))
+        gate.before(self.study, self.method, self.payload, self.trust.key_of(COORDINATOR).fingerprint)
+        refuse_stray(request, self._envelope("request", round))
+        ctx = self.workplace.context(self.study, round)
+        done = self.workplace.do(self.name, self.method.answer(ctx, site, request, self._memory(record, round)))
+        metrics = self.policy.leaving(self._metrics(site, done))
+        gate.outgoing(done.bundle, self.payload, metrics)
+        return self._store(record, done, sha256, metrics, gate.sent)
+
+    def _store(
+        self, record: DeskRecord, done: Answer, request: str, metrics: dict[str, float], sent: dict[int, int]
+    ) -> Answered:
+        """The signed answer and the memory after it, valid together or not at all; read back before it may leave."""
+        round = done.bundle.envelope.round
+        stem = f"round{round + 1}-{request[:16] or 'first'}"
+        stored = Answered(
+            round=round, request=request, parcel=f"{stem}-answer.parcel", memory=f"{stem}-memory.safetensors"
+        )
+        parcel = self.register.path(stored.parcel)
+        with disk_errors(self.register.folder):
+            done.memory.write(self.register.path(stored.memory))
+            write_parcel(parcel, done.bundle, self.key, made=self.clock(), metrics=metrics, answers=request)
+        own = {self.key.public.fingerprint: self.key.public}
+        read_parcel(parcel, own, self.payload, self._envelope("answer", round))
+        kept = [answer for answer in record.answered if answer.round < round][-(ROUNDS_KEPT - 1) :]
+        changed = record.model_copy(update={"answered": (*kept, stored), "sent": sent})
+        self.register.commit(changed)
+        return stored
+
+    def _under_this_key(self, record: DeskRecord, stored: Answered) -> Answered:
+        """The stored answer; signed again, untrained, where the site has a new key since."""
+        path = self.register.path(stored.parcel)
+        parcel = under_this_key(path, self.name, self.trust, self.payload, self.key, self.clock())
+        if parcel == path:
+            return stored
+        again = stored.model_copy(update={"parcel": parcel.name})
+        answered = tuple(again if answer == stored else answer for answer in record.answered)
+        self.register.commit(record.model_copy(update={"answered": answered}))
+        return again
+
+    def _metrics(self, site: Site, done: Answer) -> dict[str, float]:
+        """What the coordinator might want to know of this round; whether it leaves is the policy's matter."""
+        metrics = {} if self.workplace.last_loss is None else {"training_loss": self.workplace.last_loss}
+        if done.trained is not None and len(site.val):
+            metrics["validation_accuracy"] = self._tally(done.trained, site.val).accuracy()
+        return metrics
+
+    def _first_request(self) -> Bundle:
+        ctx = self.workplace.context(self.study, 0)
+        asked = self.method.ask(ctx, self.method.begin(ctx))
+        if asked is None:
+            raise BadInput(
+                f"there is nothing to train: {self.method.name} asks no site for anything; wait for the coordinator's "
+                "parcel, then run: wardround site receive"
+            )
+        if self.name not in asked:
+            raise refusal("not asked", f"round 1 does not ask {self.name}; wait for a parcel from the coordinator")
+        return asked[self.name]
+
+    def _hand_out(self, answer: Answered) -> Path:
+        """Into the outbox, in the place of any earlier answer."""
+        stem = f"{self.agreement.name}-{self.name}-round"
+        files = {f"{stem}{answer.round + 1}-answer.parcel": self.register.path(answer.parcel)}
+        (target,) = hand_out(self.folder / "outbox", files, [f"{stem}*-answer.parcel"])
+        return target
+
+    # What comes in ----------------------------------------------------------------------------------------------------
+
+    def receive(self, parcel: Path) -> Manifest:
+        """Verify and store what the coordinator sent: a request, or what the site takes home."""
+        signers = self.trust.signers(COORDINATOR, *self.agreement.sites)  # a site's own answer is refused by name
+        with self.register.held():
+            record = self._record()
+            manifest = read_manifest(parcel, signers)
+            self._refuse_unfit(record, manifest)
+            arrived = Arrived(
+                round=manifest.round, sha256=manifest.sha256, file=f"{manifest.kind}-{manifest.id}.parcel"
+            )
+            with disk_errors(self.register.folder):
+                copy_verified(parcel, self.register.path(arrived.file), signers)
+            try:
+                self._read(arrived, manifest.kind)
+            except BadInput:
+                if arrived.file not in record.files():
+                    self.register.path(arrived.file).unlink(missing_ok=True)
+                raise
+            changed = record.model_copy(
+                update={"request": arrived, "delivery": None} if manifest.kind == "request" else {"delivery": arrived}
+            )
+            self.register.commit(changed)
+        return manifest
+
+    def take_home(self, site: Site) -> TakenHome:
+        """Make the site's own predictor of what was delivered, and measure it on the site's test images."""
+        with self.register.held():
+            record = self._record()
+            if record.delivery is None:
+                raise BadInput("there is nothing to take home yet; first receive the coordinator's delivery parcel")
+            delivered = self._read(record.delivery, "delivery")
+            round = record.delivery.round
+            ctx = self.workplace.context(self.study, round)
+            memory = self._memory(record, round + 1)
+            predictor = self.workplace.do(self.name, self.method.personal(ctx, site, delivered, memory))
+            found = self._tally(predictor, site.test.images)
+            return TakenHome(predictor, found.n, found.accuracy(), found.balanced_accuracy(), record.delivery.sha256)
+
+    def deploy(self, site: Site, home: TakenHome) -> Exported:
+        """Export what was taken home into models/, with a card; it stays at the site."""
+        figures = [
+            {
+                "label": label,
+                "value": value,
+                "definition": f"this site's own model on the {home.images:,} test images of the site: {what}",
+            }
+            for label, value, what in (
+                ("accuracy", home.accuracy, "the share of right answers"),
+                ("balanced accuracy", home.balanced_accuracy, "the share of right answers of a class, averaged"),
+            )
+        ]
+        about = about_study(self.study, self.name, len(site.train), figures, name=self.agreement.name)
+        folder = self.folder / "models" / self.agreement.name
+        exported = export(home.predictor, folder, about, made=self.clock(), images=site.test.images.images)
+        self.workplace.clear()
+        return exported
+
+    def _refuse_unfit(self, record: DeskRecord, manifest: Manifest) -> None:
+        if manifest.kind == "answer":
+            raise refusal(
+                "wrong way",
+                "this parcel is a site's answer; it goes to the coordinator, who runs: wardround hub collect",
+            )
+        if manifest.study != self.study.id:
+            raise refusal(
+                "another study",
+                f"the parcel belongs to study {manifest.study}, and this is {self.study.id}; ask the "
+                "coordinator which study file holds",
+            )
+        self.trust.check_sender(COORDINATOR, manifest.sender)
+        refuse_other_version(manifest.program, "the coordinator")
+        if manifest.site != self.name:
+            raise refusal("another site", f"the parcel is for {manifest.site}, and this is {self.name}; take your own")
+        latest = max((answer.round for answer in record.answered), default=0)
+        if manifest.round < latest:
+            raise refusal(
+                "old parcel",
+                f"it belongs to round {manifest.round + 1}, and round {latest + 1} was answered here; "
+                "ask the coordinator for the latest",
+            )
+
+    # Services ---------------------------------------------------------------------------------------------------------
+
+    def _record(self) -> DeskRecord:
+        record = self.register.read() or DeskRecord(study=self.study.id, site=self.name)
+        if (record.study, record.site) != (self.study.id, self.name):
+            raise BadInput(
+                f"{self.folder} was begun by {record.site} under study {record.study}, and this is {self.name} under "
+                f"{self.study.id}; use the study file it was begun with, or a new folder"
+            )
+        return record
+
+    def _read(self, arrived: Arrived, kind: Kind) -> Bundle:
+        path = self.register.path(arrived.file)
+        self.trust.check_sender(COORDINATOR, read_manifest(path, self.trust.signers(COORDINATOR)).sender)
+        return read_parcel(path, self.trust.now(COORDINATOR), self.payload, self._envelope(kind, arrived.round))[1]
+
+    def _envelope(self, kind: Kind, round: int) -> Envelope:
+        return Envelope(kind, self.study.id, self.study.settings.method, self.name, round)
+
+    def _memory(self, record: DeskRecord, before: int) -> State:
+        """What the site remembered when it went into a round."""
+        earlier = [answer for answer in record.answered if answer.round < before]
+        return State.from_bytes(self.register.bytes_of(earlier[-1].memory)) if earlier else State()
+
+    def _tally(self, predictor: Predictor, images: ImageSet) -> Tally:
+        with one_thread_per_worker():
+            scores = predictor.scores(images.images, self.device, self.study.settings.train.precision, self.progress)
+        return tally(scores, images.labels.cpu(), len(images.classes))

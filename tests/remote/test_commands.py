@@ -1,0 +1,289 @@
+"""The commands of a study between sites: what they print, what they leave, and how they refuse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commands import Captured, cli, empty_place, images, ok, save_npz
+from remote.parties import predictor_hash
+from tiny import deployed
+from wardround.deploy.model_file import read_model
+from wardround.remote.cli import say
+
+NEW = (
+    *("--classes", "ash,birch,cedar,durmast", "--size", "8", "--method", "fedavg", "--rounds", "1", "--epochs", "1"),
+    *("--sites", "north,south", "--set", "model.width=2", "--set", "train.batch=4"),
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    yield from empty_place(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two hospitals and a coordinator who hold one agreement; nobody has trained yet."""
+    root = tmp_path_factory.mktemp("begun")
+    pixels, _ = images()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        from wardround.cli import main
+
+        assert main(["study", "new", "hub/study.toml", *NEW]) == 0
+        for number, name in enumerate(("north", "south")):
+            (root / name).mkdir()
+            save_npz(root / f"{name}.npz", train_images=pixels[::-1].copy() if number else pixels)
+            assert main(["key", "new", f"{name}/site.key"]) == 0
+            assert main(["study", "add-site", "hub/study.toml", name, f"{name}/site.pub"]) == 0
+        for name in ("north", "south"):
+            shutil.copy(root / "hub" / "study.toml", root / name)
+    return root
+
+
+@pytest.fixture
+def three(begun: Path, place: Path) -> Path:
+    shutil.copytree(begun, place, dirs_exist_ok=True)
+    return place
+
+
+def refused(capsys: Captured, *arguments: str) -> str:
+    """The one line of a refusal, with exit code 2."""
+    code, _, err = cli(capsys, *arguments)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def train(capsys: Captured, site: str) -> str:
+    return ok(capsys, "site", "train", f"{site}/study.toml", "--data", f"{site}.npz", "--device", "cpu")
+
+
+def hub(capsys: Captured, *arguments: str) -> str:
+    return ok(capsys, "hub", *arguments, "--study", "hub/study.toml")
+
+
+# A whole study --------------------------------------------------------------------------------------------------------
+
+
+def test_models_at_home_are_those_of_the_rehearsal(three: Path, capsys: Captured) -> None:
+    for name in ("north", "south"):
+        assert "parameters" in train(capsys, name)
+    assert "2 of 2 answers" in hub(capsys, "collect", "north/outbox", "south/outbox")
+    assert "round 1: 2 of 2 answers" in hub(capsys, "status")
+    assert "over" in hub(capsys, "step", "--device", "cpu")
+    said = ok(capsys, "study", "rehearse", "hub/study.toml", "--data", "north=north.npz", "--data", "south=south.npz")
+    assert "fedavg" in said
+    for name in ("north", "south"):
+        delivery = f"hub/outbox/study-{name}-round1-delivery.parcel"
+        study = ("--study", f"{name}/study.toml")
+        said = ok(capsys, "site", "receive", delivery, *study, "--data", f"{name}.npz", "--device", "cpu")
+        assert "on its own 40 test images" in said
+        model = three / name / "models" / "study" / "model.safetensors"
+        _, predictor = read_model(model.read_bytes(), "model")
+        assert predictor_hash(predictor) == predictor_hash(deployed(three / "hub" / "study-rehearsal", name))
+        card = json.loads((model.parent / "model_card.json").read_text())
+        assert card["about"]["origin"]["site"] == name
+
+
+def test_requests_are_received_and_answered(three: Path, capsys: Captured) -> None:
+    for name in ("north", "south"):
+        text = (three / name / "study.toml").read_text().replace("rounds = 1", "rounds = 2")
+        (three / name / "study.toml").write_text(text)
+        (three / "hub" / "study.toml").write_text(text)
+    for name in ("north", "south"):
+        train(capsys, name)
+    hub(capsys, "collect", "north/outbox", "south/outbox")
+    assert "for a site: hub/outbox/study-north-round2-request.parcel" in hub(capsys, "step", "--device", "cpu")
+    request = "hub/outbox/study-north-round2-request.parcel"
+    said = ok(capsys, "site", "receive", request, "--study", "north/study.toml")
+    assert "request of round 2, stored" in said
+    assert "round 2" in train(capsys, "north")
+
+
+# Keys and studies -----------------------------------------------------------------------------------------------------
+
+
+def test_keys(place: Path, capsys: Captured) -> None:
+    said = ok(capsys, "key", "new", "mine.key")
+    text = (place / "mine.pub").read_text().strip()
+    (fingerprint,) = (line.split()[1] for line in said.splitlines() if line.startswith("fingerprint"))
+    for given in ("mine.key", "mine.pub", text):
+        assert ok(capsys, "key", "show", given) == f"{text}\nfingerprint: {fingerprint}\n"
+    assert "exists" in refused(capsys, "key", "new", "mine.key")
+    assert "cannot read the public key" in refused(capsys, "key", "show", "none.pub")
+    assert "not a public key" in refused(capsys, "key", "show", "wardround-key-1 short")
+
+
+def test_a_new_study(place: Path, capsys: Captured) -> None:
+    said = ok(capsys, "study", "new", *NEW, "--name", "leaves", "--quorum", "1", "--deadline", "2027-03-31")
+    assert "coordinator.key" in said
+    text = (place / "study.toml").read_text()
+    assert 'name = "leaves"' in text
+    assert "deadline = 2027-03-31" in text
+    assert "exists already" in refused(capsys, "study", "new", *NEW)
+    key = (place / "coordinator.key").read_bytes()
+    ok(capsys, "study", "new", "second.toml", *NEW)
+    assert (place / "coordinator.key").read_bytes() == key
+
+
+def test_settings_come_from_a_file_a_preset_and_flags(place: Path, capsys: Captured) -> None:
+    (place / "mine.toml").write_text('method = "fedprox"\nseed = 3\n[train]\nlr = 0.2\n[set.fedprox]\nmu = 0.7\n')
+    ok(capsys, "study", "new", "--classes", "a,b", "--sites", "x,y", "--settings", "mine.toml", "--seed", "4")
+    text = (place / "study.toml").read_text()
+    for line in ('method = "fedprox"', "seed = 4", "lr = 0.2", "mu = 0.7"):
+        assert line in text
+    ok(capsys, "study", "new", "b.toml", "--classes", "a,b", "--method", "fedbicross", "--preset", "demo")
+    assert "trajectories = 4" in (place / "b.toml").read_text()
+    ok(capsys, "study", "new", "c.toml", "--classes", "a,b", "--method", "fedprox", "--set", "mu=0.3")
+    assert "mu = 0.3" in (place / "c.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--classes", "a"], "task.classes"),
+        (["--classes", "a,b", "--sites", "no/rth"], "is no name for a site"),
+        (["--classes", "a,b", "--method", "nothing"], "there is no method 'nothing'"),
+        (["--classes", "a,b", "--deadline", "soon"], "neither a number of days nor a date"),
+        (["--classes", "a,b", "--sites", "x", "--quorum", "2"], "the quorum of 2 is more than the 1 sites"),
+        (["--classes", "a,b", "--set", "train.lr=-1"], "train.lr = -1"),
+        (["--classes", "a,b", "--method", "fedprox", "--set", "muu=1"], "fedprox.muu"),
+    ],
+)
+def test_a_study_that_cannot_be_made_leaves_nothing(
+    arguments: list[str], complaint: str, place: Path, capsys: Captured
+) -> None:
+    assert complaint in refused(capsys, "study", "new", *arguments)
+    assert list(place.iterdir()) == []
+
+
+def test_show_and_its_page(three: Path, capsys: Captured) -> None:
+    said = ok(capsys, "study", "show", "hub/study.toml")
+    for heading in ("WHAT LEAVES A HOSPITAL", "WHAT AN ATTACKER COULD TRY WITH IT", "WHAT COMES BACK", "KEYS"):
+        assert heading in said
+    assert ok(capsys, "study", "show", "hub/study.toml", "--markdown").startswith("# Study study")
+    assert "there is no nowhere.toml here" in refused(capsys, "study", "show", "nowhere.toml")
+
+
+def test_add_site_and_revoke_key(three: Path, capsys: Captured) -> None:
+    ok(capsys, "key", "new", "new.key")
+    study = "hub/study.toml"
+    assert "has a key in this study already" in refused(capsys, "study", "add-site", study, "north", "new.pub")
+    before = (three / "hub" / "study.toml").read_bytes()
+    said = ok(capsys, "study", "revoke-key", study, "north", "new.pub")
+    assert "Compare this fingerprint" in said
+    assert "north: " in ok(capsys, "study", "show", study)
+    assert "(a new key)" in ok(capsys, "study", "show", study)
+    assert "Nothing of south is taken" in ok(capsys, "study", "revoke-key", study, "south")
+    assert "south: revoked, none in its place" in ok(capsys, "study", "show", study)
+    assert (three / "hub" / "study.toml").read_bytes() == before
+    train(capsys, "south")
+    code, out, _ = cli(capsys, "hub", "collect", "south/outbox", "--study", study)
+    assert code == 2
+    assert "refused: revoked key: " in out
+    assert "there is no 'west'" in refused(capsys, "study", "revoke-key", study, "west")
+
+
+# At a site ------------------------------------------------------------------------------------------------------------
+
+
+def test_inspect_shows_and_verifies(three: Path, capsys: Captured) -> None:
+    train(capsys, "north")
+    parcel = three / "north" / "outbox" / "study-north-round1-answer.parcel"
+    study = ("--study", "north/study.toml")
+    said = ok(capsys, "site", "inspect", str(parcel), *study, "--tensors")
+    for word in ("verified", "parameters", "statistics", "counters", "size/images  one number  int64", "no figures"):
+        assert word in said
+    data = bytearray(parcel.read_bytes())
+    data[-1] ^= 1
+    parcel.write_bytes(data)
+    assert "is not the one that was signed" in refused(capsys, "site", "inspect", str(parcel), *study)
+    parcel.write_bytes(b"hello")
+    assert "is not a parcel" in refused(capsys, "site", "inspect", str(parcel), *study)
+
+
+def test_policy_is_written_then_checked_and_then_holds(three: Path, capsys: Captured) -> None:
+    study = ("--study", "north/study.toml")
+    ok(capsys, "site", "policy", *study)
+    assert "lets study study pass" in ok(capsys, "site", "policy", *study)
+    path = three / "north" / "policy.toml"
+    path.write_text('methods = ["local"]\n')
+    assert "policy rule methods" in refused(capsys, "site", "policy", *study)
+    arguments = ("site", "train", "north/study.toml", "--data", "north.npz")
+    assert "policy rule methods" in refused(capsys, *arguments)
+    assert not (three / "north" / "outbox").exists()
+    path.write_text("metods = 1\n")
+    assert "there is no rule 'metods'" in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["site", "train", "north/study.toml"], "name them with --data"),
+        (["site", "train", "north/study.toml", "--data", "nowhere.npz"], "does not exist"),
+        (
+            ["site", "train", "north/study.toml", "--data", "north.npz", "--key", "none.key"],
+            "cannot read none.key",
+        ),
+        (
+            ["site", "train", "north/study.toml", "--data", "north.npz", "--key", "hub/coordinator.key"],
+            "no site of study",
+        ),
+        (["site", "train"], "there is no study.toml here"),
+        (["site", "receive", "none.parcel", "--study", "north/study.toml"], "cannot read none.parcel"),
+        (["hub", "collect", "hub", "--study", "hub/study.toml"], "there is no answer in what was named"),
+        (["hub", "step", "--study", "hub/study.toml"], "quorum: round 1 has 0 of the 2 answers"),
+        (["hub", "withdraw", "west", "--study", "hub/study.toml"], "there is no site 'west'"),
+        (["hub", "reopen", "--study", "hub/study.toml"], "no closed round: "),
+        (["study", "rehearse", "hub/study.toml", "--data", "west=north.npz"], "is not SITE=PATH"),
+        (["study", "rehearse", "hub/study.toml", "--data", "north=north.npz"], "needs the images of every site"),
+    ],
+)
+def test_bad_input(arguments: list[str], complaint: str, three: Path, capsys: Captured) -> None:
+    assert complaint in refused(capsys, *arguments)
+
+
+# At the hub -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_bad_parcel_does_not_keep_the_others_out(three: Path, capsys: Captured) -> None:
+    train(capsys, "north")
+    (three / "bad-answer.parcel").write_bytes(b"\x1b[2J" * 10)
+    parcels = ("bad-answer.parcel", "north/outbox/study-north-round1-answer.parcel")
+    code, out, err = cli(capsys, "hub", "collect", *parcels, "--study", "hub/study.toml")
+    assert code == 2
+    assert "refused: bad-answer.parcel is not a parcel" in out
+    assert "stored: north, round 1" in out
+    assert "1 of 2 parcels refused" in err
+    assert "already here: north" in hub(capsys, "collect", "north/outbox")
+
+
+def test_withdraw_and_reopen(three: Path, capsys: Captured) -> None:
+    for name in ("north", "south"):
+        train(capsys, name)
+    hub(capsys, "collect", "north/outbox", "south/outbox")
+    hub(capsys, "step", "--device", "cpu")
+    said = hub(capsys, "withdraw", "south", "--redo")
+    assert "south has withdrawn" in said
+    assert "Next: wardround hub step" in said
+    hub(capsys, "step", "--device", "cpu")
+    assert [file.name for file in (three / "hub" / "outbox").iterdir()] == ["study-north-round1-delivery.parcel"]
+    assert "1 of 1 answers" in hub(capsys, "reopen")
+
+
+def test_what_is_printed_cannot_steer_the_terminal(capsys: Captured) -> None:
+    say("  figure \x1b[31mred\x07 = 1\nsecond")
+    out = capsys.readouterr().out
+    assert out == "  figure \\x1b[31mred\\x07 = 1 second\n"
+
+
+def test_a_group_without_a_command_shows_its_help(capsys: Captured) -> None:
+    for name in ("key", "study", "site", "hub"):
+        assert f"wardround {name} [OPTIONS] [COMMAND]" in ok(capsys, name)
