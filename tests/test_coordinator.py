@@ -160,7 +160,7 @@ def test_predictors_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         keep(self, site, predictor, shared)
 
     monkeypatch.setattr(coordinator.Coordinator, "_keep", watched)
-    monkeypatch.setattr(InProcess.__init__, "__defaults__", (2,))
+    monkeypatch.setattr(InProcess.__init__, "__defaults__", (2, {}))
     coordinate(tmp_path / "run", Local(), federation([4] * 8), model={"name": "cnn4", "width": 1})
     assert len(alive) == 8
     assert most <= 3  # those that are in step, and the one that is measured

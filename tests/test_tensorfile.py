@@ -1,17 +1,21 @@
 import json
+import re
 import struct
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
 from wardround import tensorfile
-from wardround.errors import BadInput
+from wardround.errors import BadInput, RunFailed
+from wardround.files import disk_errors
 
 DTYPES = (
     torch.float64,
@@ -249,3 +253,18 @@ def test_damaged_bytes_are_refused_or_read_and_nothing_else(data: st.DataObject)
 def test_garbage_is_refused(garbage: bytes) -> None:
     with pytest.raises(BadInput):
         tensorfile.from_bytes(garbage)
+
+
+@pytest.mark.parametrize(("said", "kind", "text"), [("(os error 28)", RunFailed, "disk is full"), ("?", BadInput, "?")])
+def test_what_the_disk_refuses_comes_out_in_words(
+    said: str, kind: type[Exception], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors wraps the operating system's errors in one of its own."""
+
+    def refuse(*_: object) -> None:
+        raise SafetensorError(f"Error while serializing: No space left on device {said}")
+
+    monkeypatch.setattr(tensorfile, "save_file", refuse)
+    with pytest.raises(kind, match=re.escape(text)), disk_errors(tmp_path):
+        tensorfile.write(tmp_path / "x", {"a": {"b": torch.zeros(2)}}, {})
+    assert list(tmp_path.iterdir()) == []

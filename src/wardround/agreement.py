@@ -40,7 +40,16 @@ from wardround.tomltext import to_toml
 COORDINATOR = "coordinator"  # no site may be called so
 RESERVED = ("shared", COORDINATOR)
 # Of a run's settings, what is each party's own matter and not agreed.
-LOCAL_KEYS = {"name", "data", "device", "workers", "evaluate_every", "evaluate_trained", "evaluate_features"}
+LOCAL_KEYS = {
+    "name",
+    "data",
+    "device",
+    "workers",
+    "policies",
+    "evaluate_every",
+    "evaluate_trained",
+    "evaluate_features",
+}
 
 
 class Task(Frozen):

@@ -20,6 +20,7 @@ from wardround.exchange.answers import Answers
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.inprocess import InProcess
 from wardround.exchange.ledger import Entry
+from wardround.exchange.policy import Gate, read_policy
 from wardround.files import disk_errors
 from wardround.learn.device import Device
 from wardround.learn.fit import Fit, Fitted
@@ -54,7 +55,12 @@ class Coordinator:
         self.examiner = Examiner(
             self.federation, self.device, settings.train.precision, self.method.name, settings.seed, self.progress
         )
-        self.transport = InProcess(self.federation, self._train, self._count)
+        self.gates = {
+            site.name: Gate(read_policy(settings.policies[site.name]), site.train.counts().cpu())
+            for site in self.federation.sites
+            if site.name in settings.policies
+        }
+        self.transport = InProcess(self.federation, self._train, self._count, gates=self.gates)
         self.memories: dict[str, str] = {}
         self.saved = 0
         self.began = self.saved_at = time.monotonic()
@@ -70,6 +76,7 @@ class Coordinator:
             state, round, answers = self.run.load(checkpoint.state), checkpoint.round, checkpoint.answers
             self.memories, self.saved = dict(checkpoint.memories), checkpoint.saved
             self.began -= checkpoint.seconds
+            self._recall_what_left()
         self._note_a_share_of_nobody()
         with self.progress.task("rounds", self.method.rounds(self.study), done=round) as advance:
             while (newer := self._round(self._context(round), state, answers)) is not None:
@@ -266,6 +273,13 @@ class Coordinator:
         self.run.events.append(row)
         if isinstance(outcome, Fitted) and outcome.skipped:
             self._note(f"{fit.label}: not trained, {outcome.skipped}")
+
+    def _recall_what_left(self) -> None:
+        """Bytes that left before a stop count against the sites' policies, too."""
+        for row in self.run.ledger.rows():
+            if row["direction"] == "up" and row["site"] in self.gates:
+                sent, size = self.gates[row["site"]].sent, sum(row["groups"].values()) + row["overhead"]
+                sent[row["round"]] = sent.get(row["round"], 0) + size
 
     def _count(self, bundle: Bundle) -> None:
         self.run.ledger.append(Entry.of(bundle).as_row())

@@ -124,6 +124,7 @@ class Settings(Frozen):
     evaluate_features: bool = False  # at the end, how far each site's features are from all sites'
     device: str = "auto"
     workers: Count | None = None
+    policies: dict[str, Path] = {}  # by site: what it lets out, a file as docs/policy.md has it
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()

@@ -39,7 +39,7 @@ class Study:
         """A short hash of what is agreed; two studies that differ in anything that matters differ here."""
         if self.agreed_id:
             return self.agreed_id
-        agreed = self.settings.model_dump(mode="json", exclude={"name", "device", "workers"})
+        agreed = self.settings.model_dump(mode="json", exclude={"name", "device", "workers", "policies"})
         record = {"settings": agreed, "classes": list(self.classes), "partition": self.partition_hash}
         return hashlib.sha256(canonical(record).encode()).hexdigest()[:16]
 
@@ -136,9 +136,9 @@ class Study:
 def agree(settings: Settings, federation: Federation) -> Study:
     """The study that these settings and this data make."""
     names = tuple(site.name for site in federation.sites)
-    unknown = sorted(set(settings.model.per_site) - set(names))
-    if unknown:
-        raise BadInput(f"model.per_site names {unknown[0]!r}, which is no site; sites are {', '.join(names)}")
+    for key, named in (("model.per_site", settings.model.per_site), ("policies", settings.policies)):
+        for name in sorted(set(named) - set(names)):
+            raise BadInput(f"{key} names {name!r}, which is no site; sites are {', '.join(names)}")
     for name in names:
         if not NAME.fullmatch(name):
             raise BadInput(f"site {name!r} is no name; use letters, digits, '.', '_' and '-', at most 64")

@@ -8,6 +8,7 @@ keys in no fixed order), and tensors are named `group/name`, so the library's ow
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,16 @@ def to_bytes(groups: Groups, record: Mapping[str, Any]) -> bytes:
 def write(path: Path, groups: Groups, record: Mapping[str, Any]) -> None:
     """The bytes of `to_bytes` as a file, whole or not at all; without a second copy of them in memory."""
     with whole_or_not(path) as part:
-        save_file(_savable(groups), part, {RECORD: canonical(record)})
+        try:
+            save_file(_savable(groups), part, {RECORD: canonical(record)})
+        except SafetensorError as error:  # how it reports what the operating system refused
+            raise OSError(_errno(error), str(error)) from error
+
+
+def _errno(error: SafetensorError) -> int:
+    """The operating system's number, which safetensors leaves in the text: "... (os error 28)"."""
+    found = re.search(r"os error (\d+)", str(error))
+    return int(found[1]) if found else 0
 
 
 def _savable(groups: Groups) -> dict[str, Tensor]:

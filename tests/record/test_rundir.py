@@ -211,6 +211,7 @@ def test_what_a_killed_process_began_is_swept_up(tmp_path: Path) -> None:
     kept = [tmp_path / "result.json", tmp_path / ".lock", tmp_path / "predictors" / "site.part.safetensors"]
     begun = [tmp_path / ".result.json.7.part", tmp_path / "predictors" / ".shared.safetensors.7.part"]
     begun += [tmp_path / ".report.html.7.part", tmp_path / ".fedavg.7.part" / ".settings.json.7.part"]
+    begun += [tmp_path / "predictors" / ".tmpPqR3xY"]
     for file in [*kept, *begun]:
         file.parent.mkdir(exist_ok=True)
         file.write_text("x")

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 from typing import TypeVar
 
 from wardround.data.federation import Federation, Site
 from wardround.errors import BadInput, SiteFailed
 from wardround.exchange.answers import Answers, refuse_stray
 from wardround.exchange.bundle import Bundle, Envelope, Kind
+from wardround.exchange.policy import Gate, Refused
 from wardround.learn.fit import Fit
 from wardround.learn.predictor import Predictor
 from wardround.learn.side_by_side import Outcome
@@ -25,6 +27,7 @@ from wardround.methods.state import State
 T = TypeVar("T")
 SITES_IN_STEP = 16  # whose work and answers are held at once; how many of them train at once is the device's matter
 Train = Callable[[list[Fit]], list[Outcome]]
+NO_GATES: Mapping[str, Gate] = MappingProxyType({})
 
 
 @dataclass
@@ -36,13 +39,18 @@ class Exchange:
 
 
 class InProcess:
-    """Sites as objects. `count` is told every bundle that crosses a boundary."""
+    """Sites as objects. `count` is told every bundle that crosses a boundary; `gates` are the sites' policies."""
 
     def __init__(
-        self, federation: Federation, train: Train, count: Callable[[Bundle], None], in_step: int = SITES_IN_STEP
+        self,
+        federation: Federation,
+        train: Train,
+        count: Callable[[Bundle], None],
+        in_step: int = SITES_IN_STEP,
+        gates: Mapping[str, Gate] = NO_GATES,
     ) -> None:
         self.sites = {site.name: site for site in federation.sites}
-        self.train, self.count, self.in_step = train, count, in_step
+        self.train, self.count, self.in_step, self.gates = train, count, in_step, gates
 
     def exchange(
         self,
@@ -60,12 +68,20 @@ class InProcess:
         found = Exchange(Answers(ctx.study.id, ctx.study.settings.method, ctx.round))
         names = iter(sorted(requests))
         while wave := list(islice(names, self.in_step)):
-            works = {name: self._ask(ctx, method, name, requests[name], recall(name)) for name in wave}
+            works = {}
+            for name in wave:
+                try:
+                    works[name] = self._ask(ctx, method, name, requests[name], recall(name))
+                except Refused as refusal:
+                    found.failures[name] = str(refusal)
             for name, outcome in step_together(works, self.train).items():
-                if isinstance(outcome, SiteFailed):
-                    found.failures[name] = str(outcome)
+                try:
+                    if isinstance(outcome, SiteFailed):
+                        raise outcome
+                    self._cross(method, ctx, "answer", name, outcome.bundle)
+                except (SiteFailed, Refused) as failure:
+                    found.failures[name] = str(failure)
                     continue
-                self._cross(method, ctx, "answer", name, outcome.bundle)
                 remember(name, outcome.memory)
                 if measure is not None and outcome.trained is not None:
                     measure(name, outcome.trained)
@@ -91,12 +107,17 @@ class InProcess:
     def _ask(self, ctx: Context, method: Method, name: str, request: Bundle, memory: State) -> Work[Answer]:
         site = self._site(name)
         self._cross(method, ctx, "request", name, request)
+        if name in self.gates:
+            self.gates[name].before(ctx.study, method, method.payload(ctx.study, name), coordinator="")
         return method.answer(ctx, site, request, memory)
 
     def _cross(self, method: Method, ctx: Context, kind: Kind, site: str, bundle: Bundle) -> None:
         """What every bundle goes through at a site's boundary."""
         refuse_stray(bundle, Envelope(kind, ctx.study.id, ctx.study.settings.method, site, ctx.round))
-        method.payload(ctx.study, site).check(bundle)
+        payload = method.payload(ctx.study, site)
+        payload.check(bundle)
+        if kind == "answer" and site in self.gates:
+            self.gates[site].outgoing(bundle, payload)
         self.count(bundle)
 
     def _site(self, name: str) -> Site:

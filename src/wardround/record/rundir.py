@@ -202,7 +202,7 @@ def lock_directory(path: Path) -> Iterator[None]:
 
 def sweep(path: Path) -> None:
     """Delete what a killed process had only begun to write; for whoever holds the directory."""
-    for begun in list(path.rglob(".*.part")):
+    for begun in [*path.rglob(".*.part"), *path.rglob(".tmp*")]:  # the second is how safetensors writes
         if begun.is_dir():
             shutil.rmtree(begun, ignore_errors=True)
         else:
