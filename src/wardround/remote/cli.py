@@ -1,6 +1,6 @@
-"""The commands of a study between real sites, and what they share: `wardround key`, `study`, `site` and `hub`.
+"""The commands of a study between real sites, and what they share: `wardround key`, `study`, `site`, `hub`, `flower`.
 
-Nothing here touches a network. Every command ends by saying what to do next.
+Nothing but `flower` touches a network. Every command ends by saying what to do next.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 
 def mount(app: typer.Typer) -> None:
     """Add the commands to the program's."""
-    from wardround.remote import commands_hub, commands_key, commands_site, commands_study
+    from wardround.remote import commands_flower, commands_hub, commands_key, commands_site, commands_study
 
-    for commands in (commands_key, commands_study, commands_site, commands_hub):
+    for commands in (commands_key, commands_study, commands_site, commands_hub, commands_flower):
         app.add_typer(commands.app)
 
 
