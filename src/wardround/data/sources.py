@@ -1,18 +1,24 @@
-"""From what a study calls its images to the images: drawn cells, a file, a folder, or a MedMNIST set by name."""
+"""From what a study calls its images to the images: drawn cells, a file, a table, a folder, or a set by its name."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from wardround.data.cifar import is_cifar, is_pickled_cifar, read_cifar
 from wardround.data.download import SIZES, file_name
 from wardround.data.folder import read_folder
 from wardround.data.imageset import Dataset
+from wardround.data.listing import read_rows
 from wardround.data.medmnist import OFFICIAL, official_name, read_medmnist, refuse_multi_label
 from wardround.data.phantoms import MORPHOLOGIES, phantoms
+from wardround.data.table import SUFFIXES as TABLES
+from wardround.data.table import read_table
+from wardround.data.tree import is_medical_tree, read_tree
 from wardround.errors import BadInput
 from wardround.progress import NO_PROGRESS, Silent
 
 PHANTOMS = "phantoms"
+CACHE = "cache"  # in the data folder: sets that are too large for memory
 PHANTOM_IMAGES = 4000  # for training; a quarter as many for testing
 
 
@@ -50,12 +56,14 @@ def load(
     n: int | None = None,
     phantom_sites: int = 0,
     progress: Silent = NO_PROGRESS,
+    slices: str | None = None,
 ) -> Dataset:
     """The images that `source` means.
 
-    `source` is `phantoms` or `phantoms:N` (N training images, N // 4 test images), a path to an `.npz` file or to a
-    folder, a MedMNIST name, or the name of any other `.npz` file in `data_folder`. `seed` draws phantoms and a folder's
-    test share; it has no part in who holds which image. `n` stands for N; `phantom_sites` gives phantoms site ids.
+    `source` is `phantoms` or `phantoms:N` (N training images, N // 4 test images), a path to an `.npz` file, a table or
+    a folder, a MedMNIST name, or the name of any other `.npz` file in `data_folder`. `seed` draws phantoms and the test
+    share of a table or a folder; it has no part in who holds which image. `n` stands for N; `phantom_sites` gives
+    phantoms site ids; `slices` says which pictures of volumes and films are used.
     """
     kind, _, count = source.partition(":")
     if kind == PHANTOMS:
@@ -70,6 +78,8 @@ def load(
     path = Path(os.path.expanduser(source))  # Path.expanduser raises where there is no such user
     if path.suffix.lower() == ".npz":
         return _of_size(read_medmnist(path), size)
+    if path.suffix.lower() in TABLES:
+        return read_rows(path.stem, read_table(path, slices), size, seed, data_folder / CACHE, progress=progress)
     name = official_name(source)
     refuse_multi_label(name)
     if name in OFFICIAL:
@@ -79,13 +89,27 @@ def load(
             )
         return _of_size(read_medmnist(data_folder / file_name(name, 28 if size is None else size)), size)
     if path.is_dir():
-        return read_folder(path, size, seed=seed, progress=progress)
+        return _folder(path, data_folder, seed, size, progress, slices)
     if path.name == source and (data_folder / f"{source}.npz").is_file():
         return _of_size(read_medmnist(data_folder / f"{source}.npz"), size)
     raise BadInput(
-        f"{source!r} is no folder, no .npz file and no known set; known are {PHANTOMS}, {', '.join(OFFICIAL)}: "
+        f"{source!r} is no folder, table or .npz file and no known set; known are {PHANTOMS}, {', '.join(OFFICIAL)}: "
         "`wardround data get NAME` downloads one"
     )
+
+
+def _folder(
+    path: Path, data_folder: Path, seed: int, size: int | None, progress: Silent, slices: str | None
+) -> Dataset:
+    """CIFAR-10's binary version, class folders of DICOM or NIfTI files, or class folders of pictures."""
+    if is_pickled_cifar(path):
+        raise BadInput(f"{path} is CIFAR-10's Python version, a pickle, which is never read; get the binary version")
+    if is_cifar(path):
+        return _of_size(read_cifar(path), size)
+    if is_medical_tree(path):
+        name = path.resolve().name
+        return read_rows(name, read_tree(path, slices), size, seed, data_folder / CACHE, progress=progress)
+    return read_folder(path, size, seed=seed, progress=progress)
 
 
 def _count(source: str, count: str) -> int:

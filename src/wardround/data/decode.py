@@ -1,0 +1,97 @@
+"""One file, whatever it is, as 8-bit pictures: PNG, JPEG, BMP, TIFF, DICOM, NIfTI, or a folder with a DICOM series."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from wardround.data import dicom, folder, nifti
+from wardround.data.greys import Pixels, stretched
+from wardround.data.slices import EXAMPLES, Plane, SliceRule, Volume, planes
+from wardround.errors import BadInput
+
+MOST_UNEVEN = 50  # slices of 10 mm with pixels of 0.2 mm
+
+
+def is_volume(path: Path) -> bool:
+    """Whether a file needs a rule for slices, as far as its name tells; a DICOM file may still have frames."""
+    return nifti.is_nifti(path) or path.is_dir()
+
+
+def decode(path: Path, rule: SliceRule | None = None, size: int | None = None) -> list[Pixels]:
+    """The pictures in a file, `(h, w)` or `(h, w, 3)`; with `size` each cut to its central square and resized.
+
+    `rule` says which pictures of a volume or a film; a file of one picture refuses none but needs none.
+    """
+    if not path.exists():
+        raise BadInput(f"{path} does not exist; correct the path or leave the line out")
+    if is_volume(path):
+        volume = _series(path) if path.is_dir() else nifti.read_nifti(path)
+        pictures = _slices(path, volume, rule)
+    elif path.suffix.lower() in folder.SUFFIXES:
+        deep = _deep_grey(path)
+        pictures = [folder.read_picture(path, None) if deep is None else deep]
+    elif path.suffix.lower() in dicom.SUFFIXES or dicom.is_dicom(path):
+        pictures = dicom.read_dicom(path, rule)
+    else:
+        raise BadInput(f"{path} is no PNG, JPEG, BMP, TIFF, DICOM or NIfTI file; convert it or leave it out")
+    return pictures if size is None else [fitted(picture, size) for picture in pictures]
+
+
+def fitted(picture: Pixels, size: int) -> Pixels:
+    """The central square, resized as the reader of image folders does it."""
+    if picture.shape[:2] == (size, size):
+        return picture
+    square = ImageOps.fit(Image.fromarray(picture), (size, size), method=Image.Resampling.BICUBIC)
+    return np.asarray(square, dtype=np.uint8)
+
+
+def _series(path: Path) -> Volume:
+    files = folder.entries(path)
+    if not files:
+        raise BadInput(f"{path} is empty; a folder in the place of a file holds the slices of one DICOM series")
+    return dicom.read_series(path, files)
+
+
+def _slices(path: Path, volume: Volume, rule: SliceRule | None) -> list[Pixels]:
+    if rule is None:
+        raise BadInput(f"{path} is a volume; say which slices to use in a column slices: {EXAMPLES}")
+    if nifti.is_nifti(path) and volume.directions is not None and not rule.plane:
+        # Stored NIfTI slices lie upside down or on their side, each scanner's in its own way.
+        raise BadInput(f"{path} is a volume; name the plane of its slices, as in 'middle axial'")
+    if volume.values.dtype != np.uint8:
+        volume = Volume(stretched(volume.values), volume.directions, volume.spacing)
+    return [_square_pixels(path, plane) for plane in planes(volume, rule, str(path))]
+
+
+def _square_pixels(path: Path, plane: Plane) -> Pixels:
+    """A slice across a stack of thick slices would look squashed: its coarser side is stretched to the finer one's."""
+    values = np.ascontiguousarray(plane.values, dtype=np.uint8)
+    height, width = values.shape
+    rows, columns = plane.pixel
+    fine = min(rows, columns)
+    if not (fine > 0 and max(rows, columns) <= MOST_UNEVEN * fine):
+        raise BadInput(f"{path} has slices with pixels of {rows:g} x {columns:g} mm, which cannot be; mend the spacing")
+    seen = (max(round(width * columns / fine), 1), max(round(height * rows / fine), 1))
+    if seen == (width, height):
+        return values
+    return np.asarray(Image.fromarray(values).resize(seen, Image.Resampling.BICUBIC), dtype=np.uint8)
+
+
+def _deep_grey(path: Path) -> Pixels | None:
+    """A grey picture of more than 8 bits, stretched between percentiles as a DICOM without a window; None if it is not.
+
+    Everything else is read by the reader of image folders, with all its checks.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path, formats=folder.FORMATS) as image:
+                if not image.mode.startswith(("I", "F")) or getattr(image, "n_frames", 1) > 1:
+                    return None
+                return stretched(np.asarray(ImageOps.exif_transpose(image)))
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError, *folder.DAMAGE):
+        return None

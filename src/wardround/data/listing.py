@@ -1,0 +1,182 @@
+"""Rows that name a file and its label, as a data set: splits, ids, and the pictures in one store.
+
+A table and a folder of DICOM files both become rows first. Rows are ordered by part before anything is decoded, so
+that each part is one stretch of the store and a set larger than memory is never copied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from wardround.data.cache import Source, read_images
+from wardround.data.imageset import Dataset, ImageSet
+from wardround.data.slices import SliceRule
+from wardround.errors import BadInput
+from wardround.progress import NO_PROGRESS, Silent
+from wardround.streams import Streams
+
+PARTS = ("train", "val", "test")
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A file and what is known of it. `site`, `patient` and `part` are empty where nothing is; `where` is for messages.
+
+    A patient is whatever keeps images together; nothing here shows or stores it but as a number of the run's own.
+    """
+
+    path: Path
+    label: str
+    site: str = ""
+    patient: str = ""
+    part: str = ""
+    rule: SliceRule | None = None
+    where: str = ""
+
+
+def read_rows(
+    name: str,
+    rows: Sequence[Row],
+    size: int | None,
+    seed: int,
+    cache_folder: Path,
+    test_share: float = 0.2,
+    progress: Silent = NO_PROGRESS,
+) -> Dataset:
+    """All pictures that the rows name, in parts; a test share is drawn where the rows have none."""
+    classes = _classes(name, rows)
+    labels = np.array([classes.index(row.label) for row in rows])
+    patients, sites = _numbers([row.patient for row in rows]), _sorted_numbers([row.site for row in rows])
+    parts, how = _parts(name, rows, labels, classes, patients, sites, test_share, seed)
+    order = np.concatenate([np.flatnonzero(parts == part) for part in range(len(PARTS))])
+    sources = [Source(rows[i].path, rows[i].rule) for i in order]
+    images, counts = read_images(name, sources, size, cache_folder, progress)
+    row_of = np.repeat(order, counts)
+    if patients is None and max(counts) > 1:
+        patients = np.arange(len(rows))  # slices of one volume belong together whoever the patient is
+    sets = {}
+    for place, part in enumerate(PARTS):
+        held = np.flatnonzero(parts[row_of] == place)
+        if len(held):
+            here = row_of[held[0] : held[-1] + 1]
+            sets[part] = ImageSet(
+                images[held[0] : held[-1] + 1],
+                torch.from_numpy(labels[here]),
+                classes,
+                sites=_ids(sites, here),
+                patients=_ids(patients, here),
+            )
+    how += _in_both(sets["train"], sets["test"])
+    return Dataset(name, sets["train"], sets.get("val"), sets["test"], _provenance(name, sets, rows, how))
+
+
+def _classes(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
+    """Class names in order; numbers in the order of numbers."""
+    found = {row.label for row in rows}
+    if len(found) < 2:
+        raise BadInput(f"{name} holds the one class {next(iter(found), '')!r}; a classifier needs at least two")
+    numbers = all(re.fullmatch(r"[0-9]{1,9}", label) for label in found)
+    return tuple(sorted(found, key=lambda label: (int(label), label)) if numbers else sorted(found))
+
+
+def _numbers(names: Sequence[str]) -> Integers | None:
+    """Names as numbers in the order in which they come, so that a secret hash among them leaves no trace."""
+    if not names[0]:
+        return None
+    first = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([first[name] for name in names])
+
+
+def _sorted_numbers(names: Sequence[str]) -> Integers | None:
+    return np.unique(names, return_inverse=True)[1].astype(np.int64) if names[0] else None
+
+
+def _ids(numbers: Integers | None, rows: Integers) -> Tensor | None:
+    return None if numbers is None else torch.from_numpy(numbers[rows])
+
+
+def _parts(
+    name: str,
+    rows: Sequence[Row],
+    labels: Integers,
+    classes: tuple[str, ...],
+    patients: Integers | None,
+    sites: Integers | None,
+    test_share: float,
+    seed: int,
+) -> tuple[Integers, str]:
+    """For each row its place in `PARTS`, and in words who decided."""
+    if rows[0].part:
+        parts = np.array([PARTS.index(row.part) for row in rows])
+        for place in (0, 2):
+            if place not in parts:
+                raise BadInput(f"{name} has no {PARTS[place]} images; mark some as {PARTS[place]}, or leave split out")
+        return parts, "parts as the table has them"
+    units = np.arange(len(rows)) if patients is None else patients
+    tested = _test_units(name, units, labels, classes, sites, test_share, seed, patients is not None)
+    whole = "no patient in two parts, " if patients is not None else ""
+    return np.where(np.isin(units, tested), 2, 0), f"test share {test_share:g} drawn, {whole}data seed {seed}"
+
+
+def _test_units(
+    name: str,
+    units: Integers,
+    labels: Integers,
+    classes: tuple[str, ...],
+    sites: Integers | None,
+    share: float,
+    seed: int,
+    by_patient: bool,
+) -> Integers:
+    """The same share of the patients (or images) of each class, spread over the sites: at least one and never all.
+
+    A patient with images of several classes counts for the rarest of them, so that rare classes are shared out first.
+    """
+    ids, first, unit_of = np.unique(units, return_index=True, return_inverse=True)
+    has = np.zeros((len(ids), len(classes)), bool)
+    has[unit_of, labels] = True
+    rarest_first = np.argsort(np.bincount(labels, minlength=len(classes)), kind="stable")
+    label_of = rarest_first[has[:, rarest_first].argmax(axis=1)]
+    site_of = np.zeros(len(ids), np.int64) if sites is None else sites[first]
+    tested = np.zeros(len(ids), bool)
+    for c in range(len(classes)):
+        rng = Streams(seed).numpy("table test share", index=c)
+        members = rng.permutation(np.flatnonzero(label_of == c))
+        members = members[np.argsort(site_of[members], kind="stable")]
+        take = min(max(int(share * len(members) + 0.5), 1), len(members) - 1)
+        if take > 0:
+            tested[members[((np.arange(take) + rng.random()) * len(members) / take).astype(np.int64)]] = True
+    for c, label in enumerate(classes):
+        if not (has[tested, c].any() and has[~tested, c].any()):
+            kind = "patient" if by_patient else "file"
+            raise BadInput(
+                f"{name} has too few {kind}s of class {label}: two are needed, one to train on and one to test on; add "
+                "some, or write a column split"
+            )
+    return ids[tested]
+
+
+def _in_both(train: ImageSet, test: ImageSet) -> str:
+    """A warning that goes wherever the figures go, where the table's own parts share patients."""
+    if train.patients is None or test.patients is None:
+        return ""
+    shared = np.intersect1d(train.patients.numpy(), test.patients.numpy())
+    return f"; PATIENTS IN BOTH TRAINING AND TEST: {len(shared)}" if len(shared) else ""
+
+
+def _provenance(name: str, sets: dict[str, ImageSet], rows: Sequence[Row], how: str) -> str:
+    counts = ", ".join(f"{len(part)} {part_name}" for part_name, part in sets.items())
+    side = sets["train"].size
+    named = sorted({row.site for row in rows} - {""})
+    sites = "; sites " + ", ".join(f"{i} = {site}" for i, site in enumerate(named)) if named else ""
+    return f"{name}: {counts} images of {side}x{side} from {len(rows)} files; {how}{sites}"
