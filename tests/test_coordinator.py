@@ -29,6 +29,7 @@ from wardround.methods.registry import make
 from wardround.methods.single import Single
 from wardround.methods.state import State
 from wardround.progress import Silent
+from wardround.record import absorbing
 from wardround.record.rundir import Log
 
 
@@ -122,10 +123,10 @@ class AbsorbsNothing(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("method", "words"), [(AsksNobody, "asked no site in round 1"), (AbsorbsNothing, "made nothing of round 1")]
+    ("method", "words"), [(AsksNobody, "asked no site in round 1"), (AbsorbsNothing, "made nothing of the answers")]
 )
 def test_a_fault_of_a_method_ends_the_run(method: type[FedAvg], words: str, tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=f"fedavg {words}; this is a fault of the method"):
+    with pytest.raises(RunFailed, match=f"{words}; this is a fault of the method"):
         coordinate(tmp_path / "run", method())
 
 
@@ -271,7 +272,7 @@ def test_a_run_that_is_stopped_measures_every_trained_model_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped in the middle of absorbing, it goes on from stored answers, and asks and measures nobody again."""
-    monkeypatch.setattr(coordinator, "ABSORB_CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(absorbing, "SAVE_EVERY_SECONDS", -1.0)
     straight = coordinate(tmp_path / "straight", Slow(-1), evaluate_trained=True)
     stopped = Slow(1)
     with pytest.raises(KeyboardInterrupt):

@@ -31,11 +31,9 @@ from wardround.methods.base import Context, Method
 from wardround.methods.state import State
 from wardround.progress import Silent
 from wardround.record import workings
+from wardround.record.absorbing import Pace, last_state
 from wardround.record.rundir import Checkpoint, RunDir
 from wardround.study import Study, round_half_up
-
-ABSORB_CHECKPOINT_SECONDS = 40.0  # a step that is under way and the saving itself still fit into a minute
-LONG_SAVING_SECONDS = 4.0  # where saving takes longer than this, it is done less often
 
 
 @dataclass
@@ -63,8 +61,8 @@ class Coordinator:
         self.transport = InProcess(self.federation, self._train, self._count, gates=self.gates)
         self.memories: dict[str, str] = {}
         self.saved = 0
-        self.began = self.saved_at = time.monotonic()
-        self.save_seconds = 0.0
+        self.began = time.monotonic()
+        self.pace = Pace()
 
     def work(self) -> None:
         """From wherever the record stands to the last predictor."""
@@ -134,22 +132,14 @@ class Coordinator:
 
         A state is committed when another has followed it: from the last one a resumed run would absorb twice.
         """
-        self.saved_at = time.monotonic()
-        saved: Checkpoint | None = None
-        latest: State | None = None
-        for latest in self.method.absorb(ctx, state, received):
-            if saved is not None:
-                self.run.commit(saved)
-                saved = None
-            if self._due():
-                began = time.monotonic()
-                stored = stored or self._store_answers(ctx, received)
-                saved = self._checkpoint(ctx.round, latest, stored)
-                self.saved_at = time.monotonic()
-                self.save_seconds = self.saved_at - began
-        if latest is None:
-            raise RunFailed(f"{self.method.name} made nothing of round {ctx.round + 1}; this is a fault of the method")
-        return latest
+        self.pace = Pace()
+
+        def save(latest: State) -> Checkpoint:
+            nonlocal stored
+            stored = stored or self._store_answers(ctx, received)
+            return self._checkpoint(ctx.round, latest, stored)
+
+        return last_state(self.method.absorb(ctx, state, received), self.pace, save, self.run.commit)
 
     def _measure(self, round: int) -> bool:
         """Whether this round is measured."""
@@ -223,12 +213,9 @@ class Coordinator:
     # Services ---------------------------------------------------------------------------------------------------------
 
     def _context(self, round: int) -> Context:
-        return Context(self.study, round, self.device, self._train_or_fail, self.progress, self._due, self._note_once)
-
-    def _due(self) -> bool:
-        """Whether a state of a long `absorb` should be saved; a large one seldom enough to get on with the work."""
-        interval = ABSORB_CHECKPOINT_SECONDS * max(1.0, self.save_seconds / LONG_SAVING_SECONDS)
-        return time.monotonic() - self.saved_at > interval
+        return Context(
+            self.study, round, self.device, self._train_or_fail, self.progress, lambda: self.pace.due(), self._note_once
+        )
 
     def _train(self, fits: list[Fit]) -> list[Outcome]:
         """Reuse what the store has, train the rest side by side, and say how each went."""

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tiny import context, coordinate, drive, federation, predictor_bytes, study, watch_bundles
-from wardround import coordinator
 from wardround.data.federation import Federation
 from wardround.errors import RunFailed
 from wardround.exchange.bundle import Bundle
@@ -22,6 +21,7 @@ from wardround.methods.efedisca import EFedISCA
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.models import StagedNet, Weights, build
+from wardround.record import absorbing
 from wardround.synthesis.inversion import Iterate, Synthesis
 from wardround.synthesis.noise import bank
 
@@ -270,7 +270,7 @@ def syntheses(patch: pytest.MonkeyPatch) -> list[int]:
 def test_a_killed_run_ends_as_if_it_had_not_been_and_synthesises_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "ABSORB_CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(absorbing, "SAVE_EVERY_SECONDS", -1.0)
     begun, crossed = syntheses(monkeypatch), watch_bundles(monkeypatch)
 
     def delivered() -> dict[str, bytes]:

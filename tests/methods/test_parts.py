@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tiny import CPU, context, coordinate, drive, federation, predictor_bytes, study, watch_bundles
-from wardround import coordinator
 from wardround.exchange.bundle import Bundle
 from wardround.methods.base import Context
 from wardround.methods.distilled import Distilled
@@ -18,6 +17,7 @@ from wardround.methods.parts import Parts
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.progress import Advance, Silent
+from wardround.record import absorbing
 from wardround.synthesis.inversion import Iterate, Synthesis
 from wardround.synthesis.stopwatch import Stopwatch
 from wardround.synthesis.student import Student
@@ -256,7 +256,7 @@ def delivered(crossed: list[Bundle]) -> dict[str, bytes]:
 def test_a_run_killed_between_epochs_ends_as_if_it_had_not_been(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "ABSORB_CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(absorbing, "SAVE_EVERY_SECONDS", -1.0)
     crossed = watch_bundles(monkeypatch)
     changes: dict[str, Any] = {"epochs": 4}
     coordinate(tmp_path / "straight", method(name, **changes))
@@ -289,7 +289,7 @@ def test_a_run_killed_between_epochs_ends_as_if_it_had_not_been(
 @pytest.mark.parametrize("name", BOTH)
 def test_a_run_killed_within_an_epoch_goes_on_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed in the student's last step of the second epoch of three; the step before it is done again, no other."""
-    monkeypatch.setattr(coordinator, "ABSORB_CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(absorbing, "SAVE_EVERY_SECONDS", -1.0)
     coordinate(tmp_path / "straight", method(name))
     each = {"deepinversion": 2, "fedisca": 3}[name]
     step, taken, fatal = Student.step, [], [2 * each]

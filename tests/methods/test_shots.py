@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tiny import context, coordinate, deployed, drive, federation, predictor_bytes, study, watch_bundles, watch_fits
-from wardround import coordinator
 from wardround.data.federation import Federation
 from wardround.data.imageset import ImageSet
 from wardround.errors import BadInput, RunFailed
@@ -23,6 +22,7 @@ from wardround.methods.fedisca import FedISCA
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.models import spec_layout
+from wardround.record import absorbing
 from wardround.synthesis.inversion import Iterate, Synthesis
 from wardround.synthesis.student import Student
 
@@ -235,7 +235,7 @@ def test_a_run_killed_in_the_second_round_ends_as_if_it_had_not_been(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two rounds of two epochs of three steps; the eleventh step of all is in the last epoch."""
-    monkeypatch.setattr(coordinator, "ABSORB_CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(absorbing, "SAVE_EVERY_SECONDS", -1.0)
     coordinate(tmp_path / "straight", method(name, shots=2))
     wait, calls, fatal = Synthesis.wait, [], [11]
 

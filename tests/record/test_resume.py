@@ -21,7 +21,7 @@ from wardround.methods.state import State
 from wardround.methods.template import Averaging, Visit, average
 from wardround.models import Weights, spec_layout
 from wardround.progress import Silent
-from wardround.record import rundir
+from wardround.record import absorbing, rundir
 from wardround.record.rundir import Log, RunDir
 from wardround.study import Study
 
@@ -262,7 +262,7 @@ def test_private_tensors_are_in_no_bundle_of_a_resumed_run(tmp_path: Path, monke
 
 @pytest.fixture
 def commits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "ABSORB_CHECKPOINT_SECONDS", -1.0)
+    monkeypatch.setattr(absorbing, "SAVE_EVERY_SECONDS", -1.0)
 
 
 @pytest.mark.usefixtures("commits_at_once")

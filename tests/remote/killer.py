@@ -24,7 +24,8 @@ import torch  # noqa: E402
 
 from remote.parties import Parties, agreement  # noqa: E402
 from wardround.methods.registry import known  # noqa: E402
-from wardround.remote import absorbing, workplace  # noqa: E402
+from wardround.record import absorbing  # noqa: E402
+from wardround.remote import workplace  # noqa: E402
 
 
 def main() -> None:

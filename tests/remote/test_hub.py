@@ -19,7 +19,7 @@ from wardround.exchange import parcel as parcels
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.keys import PrivateKey
 from wardround.exchange.parcel import read_manifest, read_parcel, write_parcel
-from wardround.remote import absorbing
+from wardround.record import absorbing
 from wardround.remote.hub import Hub
 from wardround.remote.trust import Trust
 

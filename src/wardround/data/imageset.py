@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from wardround.data.mapped import gather, join
 from wardround.errors import BadInput
 
 
@@ -67,7 +68,7 @@ class ImageSet:
         """The images at `index` (int64), in that order, as a copy."""
         return replace(
             self,
-            images=self.images[index],
+            images=gather(self.images, index),
             labels=self.labels[index],
             sites=None if self.sites is None else self.sites[index],
             patients=None if self.patients is None else self.patients[index],
@@ -95,16 +96,16 @@ def merge(parts: list[ImageSet]) -> ImageSet:
                 f"and {len(part.classes)} classes {tuple(part.images.shape[1:])}; use the same classes and image size"
             )
 
-    def join(ids: list[Tensor | None]) -> Tensor | None:
+    def kept(ids: list[Tensor | None]) -> Tensor | None:
         present = [i for i in ids if i is not None]
         return torch.cat(present) if len(present) == len(ids) else None
 
     return ImageSet(
-        torch.cat([p.images for p in parts]),
+        join([p.images for p in parts]),
         torch.cat([p.labels for p in parts]),
         first.classes,
-        join([p.sites for p in parts]),
-        join([p.patients for p in parts]),
+        kept([p.sites for p in parts]),
+        kept([p.patients for p in parts]),
     )
 
 

@@ -23,7 +23,7 @@ from wardround.files import disk_errors
 from wardround.learn.device import Device, one_thread_per_worker
 from wardround.methods.state import State
 from wardround.progress import NO_PROGRESS, Silent
-from wardround.remote.absorbing import Pace, last_state
+from wardround.record.absorbing import Pace, last_state
 from wardround.remote.hubrecord import HubRecord, Receipt, Round
 from wardround.remote.register import Register, hand_out, utc_now
 from wardround.remote.resign import under_this_key

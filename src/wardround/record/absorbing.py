@@ -14,8 +14,8 @@ from typing import TypeVar
 from wardround.errors import RunFailed
 from wardround.methods.state import State
 
-SAVE_EVERY_SECONDS = 20.0
-LONG_SAVING_SECONDS = 4.0
+SAVE_EVERY_SECONDS = 40.0  # a step that is under way and the saving itself still fit into a minute
+LONG_SAVING_SECONDS = 4.0  # where saving takes longer than this, it is done less often
 Saved = TypeVar("Saved")
 
 
