@@ -13,9 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from wardround.data import cache as cache_module
-from wardround.data.cache import FORMAT, IMAGES, INDEX, Source, read_images
+from wardround.data import decode as decode_module
+from wardround.data import reading as reading_module
+from wardround.data.cache import FORMAT, IMAGES, INDEX, read_images
 from wardround.data.mapped import gather, join, map_file
+from wardround.data.reading import Source
 from wardround.data.slices import SliceRule
 from wardround.errors import BadInput, RunFailed
 from wardround.progress import NO_PROGRESS
@@ -37,15 +39,16 @@ def cached(of: list[Source], folder: Path, size: int | None = 8) -> tuple[torch.
 def decoded(monkeypatch: pytest.MonkeyPatch, stop_at: int | None = None) -> list[str]:
     """The names of the files that are decoded from now on; the `stop_at`-th raises."""
     seen: list[str] = []
-    real = cache_module.decode
+    real = decode_module.decode_whole
 
-    def counted(path: Path, rule: SliceRule | None, size: int | None) -> Any:
+    def counted(path: Path, rule: SliceRule | None = None) -> Any:
         if stop_at is not None and len(seen) == stop_at:
             raise KeyboardInterrupt
         seen.append(path.name)
-        return real(path, rule, size)
+        return real(path, rule)
 
-    monkeypatch.setattr(cache_module, "decode", counted)
+    for module in (decode_module, reading_module):
+        monkeypatch.setattr(module, "decode_whole", counted)
     return seen
 
 

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from deploy.samples import TASK, grain, picture
-from wardround.data.folder import read_folder, read_picture
+from dicoms import write_dicom
+from wardround.data.decode import decode, fitted
+from wardround.data.folder import read_folder
+from wardround.data.picture import read_picture
 from wardround.deploy.about import Task
-from wardround.deploy.pictures import Failure, Pictures, fitted, named
+from wardround.deploy.pictures import Failure, Pictures, named
 from wardround.errors import BadInput
 
 COLOUR = Task(classes=("a", "b"), channels=3, size=4)
@@ -116,21 +119,35 @@ def test_what_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Path, monke
     for name in ("a.png", "b.dcm", "c.png", "d.npz", "e.npz"):
         (tmp_path / name).write_bytes(b"no picture")
     picture(tmp_path / "f.png", 1)
-    Image.fromarray(np.full((4, 4), 40_000, np.uint16)).save(tmp_path / "g.png")
+    (tmp_path / "g.nii").write_bytes(b"no volume")
     picture(tmp_path / "h.png", 1, (20, 20))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50)
     images, failed, _ = read(TASK, *named([tmp_path]), tmp_path / "gone.png")
     assert list(images) == [str(tmp_path / "f.png")]
     assert {Path(name).name: reason.replace(str(tmp_path), "") for name, reason in failed.items()} == {
         "a.png": "/a.png cannot be read as a picture; mend it or move it out",
-        "b.dcm": "/b.dcm is not a PNG, JPEG, BMP or TIFF picture; convert it or move it out",
+        "b.dcm": "/b.dcm is not a DICOM file: the mark DICM is missing; export it again or move it out",
         "c.png": "/c.png cannot be read as a picture; mend it or move it out",
         "d.npz": "/d.npz is not an .npz file (a zip of arrays), or is cut short; write or copy it again",
         "e.npz": "/e.npz is not an .npz file (a zip of arrays), or is cut short; write or copy it again",
-        "g.png": "/g.png has more than 8 bits per channel, which is not read yet; store it with 8 bits",
+        "g.nii": "/g.nii is a volume; a model judges pictures: export the slice that counts",
         "gone.png": "/gone.png is not a file; name a picture, a folder or an .npz file",
         "h.png": "/h.png unpacks to far too many pixels; shrink it first",
     }
+
+
+def test_dicom_and_deep_grey_are_shown_as_in_training(tmp_path: Path) -> None:
+    ramp = np.arange(16, dtype=np.uint16).reshape(4, 4) * 100
+    windowed = write_dicom(tmp_path / "a.dcm", ramp, WindowCenter=750, WindowWidth=1501)
+    Image.fromarray(ramp).save(tmp_path / "b.png")
+    film = write_dicom(tmp_path / "c.dcm", np.zeros((2, 4, 4), np.uint8))
+    images, failed, _ = read(TASK, *named([tmp_path]))
+    assert (
+        images[str(windowed)].tolist() == [decode(windowed)[0].tolist()] == [(ramp * 0.17 + 0.5).astype(int).tolist()]
+    )
+    assert images[str(tmp_path / "b.png")].flatten().tolist()[::15] == [0, 255]
+    assert list(failed) == [str(film)]
+    assert "has 2 frames" in failed[str(film)]
 
 
 # Arrays ---------------------------------------------------------------------------------------------------------------

@@ -49,6 +49,8 @@ def changed() -> dict[str, Fit]:
         "gamma": 0.2,
         "clip_norm": 1.0,
         "augment": True,
+        "augmentation": "zoom",
+        "checkpointing": True,
         "precision": "bf16",
         "keep": "best",
     }

@@ -11,6 +11,7 @@ from torch import nn
 from wardround.errors import BadInput
 from wardround.models import NetSpec, Weights, build, catalogue, fresh, names, spec_layout
 
+GROUP_NORM = ["small-gn", "resnet18-gn"]
 TINY = [NetSpec(name, 1, 2, 28, width=2) for name in names()]
 
 
@@ -19,7 +20,18 @@ def drawn(spec: NetSpec, seed: int) -> Weights:
 
 
 def test_the_list_of_networks() -> None:
-    assert names() == ["small", "cnn4", "resnet18", "resnet34", "resnet50", "wrn16-2", "vgg8", "vgg11", "vgg16"]
+    assert names() == [
+        "small",
+        "cnn4",
+        "resnet18",
+        "resnet34",
+        "resnet50",
+        "wrn16-2",
+        "vgg8",
+        "vgg11",
+        "vgg16",
+        *GROUP_NORM,
+    ]
     assert [info.name for info in catalogue()] == names()
     assert all(info.what and info.source for info in catalogue())
 
@@ -63,12 +75,28 @@ def test_the_global_generator_is_left_alone(spec: NetSpec) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def group_norm_names(net: nn.Module) -> frozenset[str]:
+    layers = [(prefix, layer) for prefix, layer in net.named_modules() if isinstance(layer, nn.GroupNorm)]
+    return frozenset(f"{prefix}.{name}" for prefix, layer in layers for name, _ in layer.named_parameters())
+
+
+def test_group_norm_replaces_every_batch_norm_and_nothing_else() -> None:
+    for name in GROUP_NORM:
+        plain, grouped = (build(NetSpec(n, 1, 2, 28, width=4)) for n in (name.removesuffix("-gn"), name))
+        assert not spec_layout(NetSpec(name, 1, 2, 28, width=4)).has_batch_norm
+        norms = [layer for layer in plain.modules() if isinstance(layer, nn.BatchNorm2d)]
+        groups = [layer for layer in grouped.modules() if isinstance(layer, nn.GroupNorm)]
+        assert [layer.num_features for layer in norms] == [layer.num_channels for layer in groups]
+        assert all(layer.num_channels // layer.num_groups >= 2 for layer in groups)
+        assert {k for k, _ in plain.named_parameters()} == {k for k, _ in grouped.named_parameters()}
+
+
 @pytest.mark.parametrize("spec", TINY, ids=names())
 def test_build_is_all_zeros_and_ones(spec: NetSpec) -> None:
     net = build(spec)
     layout = spec_layout(spec)
     for name, tensor in net.state_dict().items():
-        one = name in layout.batch_norm and name.endswith((".weight", ".running_var"))
+        one = name in layout.batch_norm | group_norm_names(net) and name.endswith((".weight", ".running_var"))
         assert torch.equal(tensor, torch.full_like(tensor, int(one))), name
     assert all(parameter.requires_grad for parameter in net.parameters())
 
@@ -93,7 +121,7 @@ def test_fresh_weights_fit_and_follow_the_generator(spec: NetSpec) -> None:
     assert not any(tensor.requires_grad for tensor in weights.values())
     for name, tensor in weights.items():
         assert torch.equal(tensor, again[name]), name
-        if name in layout.batch_norm:
+        if name in layout.batch_norm | group_norm_names(build(spec)):
             one = name.endswith((".weight", ".running_var"))
             assert torch.equal(tensor, torch.full_like(tensor, int(one))), name
         else:

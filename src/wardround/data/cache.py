@@ -12,9 +12,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,13 +24,12 @@ import torch
 from torch import Tensor
 
 from wardround.data.decode import decode
-from wardround.data.folder import entries
 from wardround.data.greys import Pixels
 from wardround.data.mapped import map_file
-from wardround.data.slices import SliceRule
+from wardround.data.reading import Read, Source, Wish, read_all
 from wardround.errors import BadInput
 from wardround.files import disk_errors
-from wardround.progress import Silent
+from wardround.progress import NO_PROGRESS, Silent
 from wardround.tensorfile import canonical
 
 try:
@@ -40,30 +40,6 @@ except ImportError:  # Windows: no advisory locks; two builds of one cache at on
 FORMAT = "wardround image cache 1"
 IMAGES, INDEX = "images.u8", "index.jsonl"
 IN_MEMORY = 2**28  # bytes of pixels up to which a set is decoded anew each time, and nothing is written
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file, or the folder of a series, and which of its pictures are used."""
-
-    path: Path
-    rule: SliceRule | None = None
-
-    def files(self) -> list[Path]:
-        """What has to be the same for the pictures to be."""
-        return entries(self.path) if self.path.is_dir() else [self.path]
-
-    def stamps(self) -> list[list[int]]:
-        """Length and time of each file: a quick look at whether it is still the same."""
-        return [[stat.st_size, stat.st_mtime_ns] for stat in (file.stat() for file in self.files())]
-
-    def sha256(self) -> str:
-        """A hash of the files' content."""
-        digest = hashlib.sha256()
-        for file in self.files():
-            with file.open("rb") as opened:
-                digest.update(hashlib.file_digest(opened, "sha256").digest())
-        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -111,7 +87,11 @@ def read_images(
 
 
 def _in_memory(name: str, sources: Sequence[Source], size: int | None, progress: Silent) -> tuple[Tensor, list[int]]:
-    found = [decode(s.path, s.rule, size) for s in progress.track(sources, f"reading {name}")]
+    with progress.task(f"reading {name}", len(sources)) as advance:
+        found = []
+        for read in read_all(sources, Wish(size)):
+            found.append(_sure(read).pictures)
+            advance()
     counts = [len(some) for some in found]
     side = found[0][0].shape[0]
     channels = 3 if any(picture.ndim == 3 for some in found for picture in some) else 1
@@ -123,6 +103,12 @@ def _in_memory(name: str, sources: Sequence[Source], size: int | None, progress:
             place += 1
         some.clear()  # or all images would be in memory twice
     return torch.from_numpy(stack), counts
+
+
+def _sure(read: Read) -> Read:
+    if read.error:
+        raise BadInput(read.error)
+    return read
 
 
 def _channels_first(source: Source, picture: Pixels, side: int, channels: int) -> Pixels:
@@ -163,20 +149,37 @@ class Cache:
         progress.say(f"{self.name} is kept as 8-bit images in {self.done}, so that it need not fit into memory")
         shape, kept = self._valid(self.part, progress)
         shape = shape or self._shape_of_first()
+        wish = Wish(self.size, hashed=True)
         try:
-            self._extend(shape, kept, progress)
+            self._extend(shape, kept, read_all(self.sources[len(kept) :], wish), progress)
         except _Colour:
             shape, kept = (3, *shape[1:]), []
-            self._extend(shape, kept, progress)
-        shutil.rmtree(self.done, ignore_errors=True)  # out of date; whoever still has it mapped keeps it
-        self.part.rename(self.done)
+            self._extend(shape, kept, read_all(self.sources, wish), progress)
+        self._finish()
         return shape, kept
 
-    def _shape_of_first(self) -> tuple[int, ...]:
-        first = decode(self.sources[0].path, self.sources[0].rule, self.size)[0]
-        return (3 if first.ndim == 3 else 1, first.shape[0], first.shape[0])
+    def fill(self, reads: Iterator[Read]) -> None:
+        """Build it of what is read anyway, of all sources, in their order and at its size, with hashes."""
+        with disk_errors(self.done):
+            self.done.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with _locked(self.done.with_suffix(".lock")):
+                first = _sure(next(reads))
+                try:
+                    self._extend(_shape(first.pictures[0]), [], chain([first], reads))
+                except _Colour:
+                    raise BadInput("colour pictures came after grey ones") from None
+                self._finish()
 
-    def _extend(self, shape: tuple[int, ...], kept: list[Entry], progress: Silent) -> None:
+    def _finish(self) -> None:
+        shutil.rmtree(self.done, ignore_errors=True)  # out of date; whoever still has it mapped keeps it
+        self.part.rename(self.done)
+
+    def _shape_of_first(self) -> tuple[int, ...]:
+        return _shape(decode(self.sources[0].path, self.sources[0].rule, self.size)[0])
+
+    def _extend(
+        self, shape: tuple[int, ...], kept: list[Entry], reads: Iterable[Read], progress: Silent = NO_PROGRESS
+    ) -> None:
         """Add what is missing behind the entries that hold, to the files and to `kept`."""
         self._cut(shape, kept)
         with (
@@ -184,21 +187,20 @@ class Cache:
             (self.part / INDEX).open("ab") as index,
             progress.task(f"caching {self.name}", len(self.sources), len(kept)) as advance,
         ):
-            for source in self.sources[len(kept) :]:
-                kept.append(self._add(source, shape, images, index))
+            for source, read in zip(self.sources[len(kept) :], reads, strict=True):
+                kept.append(self._add(source, _sure(read), shape, images, index))
                 advance()
             for file in (images, index):
                 os.fsync(file.fileno())
 
-    def _add(self, source: Source, shape: tuple[int, ...], images: BinaryIO, index: BinaryIO) -> Entry:
-        stamps, digest = source.stamps() if source.path.exists() else [], hashlib.sha256()
-        pictures = decode(source.path, source.rule, self.size)
-        for picture in pictures:
+    def _add(self, source: Source, read: Read, shape: tuple[int, ...], images: BinaryIO, index: BinaryIO) -> Entry:
+        digest = hashlib.sha256()
+        for picture in read.pictures:
             pixels = np.ascontiguousarray(_channels_first(source, picture, shape[1], shape[0]))
             digest.update(pixels.data)
             images.write(pixels.data)
         images.flush()
-        entry = Entry(stamps, source.sha256(), len(pictures), digest.hexdigest())
+        entry = Entry(read.stamps, read.sha256, len(read.pictures), digest.hexdigest())
         index.write(_line(asdict(entry)))
         index.flush()
         return entry
@@ -224,6 +226,10 @@ class Cache:
                         break
                     kept.append(entry)
         return (shape, kept) if kept else ((), [])
+
+
+def _shape(picture: Pixels) -> tuple[int, ...]:
+    return (3 if picture.ndim == 3 else 1, picture.shape[0], picture.shape[0])
 
 
 def _read_index(path: Path) -> tuple[tuple[int, ...], list[Entry]]:

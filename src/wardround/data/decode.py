@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
 
-from wardround.data import dicom, folder, nifti
+from wardround.data import dicom, nifti, picture
 from wardround.data.greys import Pixels, stretched
 from wardround.data.slices import EXAMPLES, Plane, SliceRule, Volume, planes
 from wardround.errors import BadInput
@@ -21,36 +22,48 @@ def is_volume(path: Path) -> bool:
     return nifti.is_nifti(path) or path.is_dir()
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """The pictures in a file, `(h, w)` or `(h, w, 3)`, and with how many bits a value was stored."""
+
+    pictures: list[Pixels]
+    bits: int
+
+
 def decode(path: Path, rule: SliceRule | None = None, size: int | None = None) -> list[Pixels]:
-    """The pictures in a file, `(h, w)` or `(h, w, 3)`; with `size` each cut to its central square and resized.
+    """The pictures in a file; with `size` each cut to its central square and resized.
 
     `rule` says which pictures of a volume or a film; a file of one picture refuses none but needs none.
     """
+    pictures = decode_whole(path, rule).pictures
+    return pictures if size is None else [fitted(one, size) for one in pictures]
+
+
+def decode_whole(path: Path, rule: SliceRule | None = None) -> Decoded:
+    """The pictures in a file, whole."""
     if not path.exists():
         raise BadInput(f"{path} does not exist; correct the path or leave the line out")
     if is_volume(path):
         volume = _series(path) if path.is_dir() else nifti.read_nifti(path)
-        pictures = _slices(path, volume, rule)
-    elif path.suffix.lower() in folder.SUFFIXES:
+        return Decoded(_slices(path, volume, rule), volume.values.dtype.itemsize * 8)
+    if path.suffix.lower() in picture.SUFFIXES:
         deep = _deep_grey(path)
-        pictures = [folder.read_picture(path, None) if deep is None else deep]
-    elif path.suffix.lower() in dicom.SUFFIXES or dicom.is_dicom(path):
-        pictures = dicom.read_dicom(path, rule)
-    else:
-        raise BadInput(f"{path} is no PNG, JPEG, BMP, TIFF, DICOM or NIfTI file; convert it or leave it out")
-    return pictures if size is None else [fitted(picture, size) for picture in pictures]
+        return Decoded([picture.read_picture(path, None)], 8) if deep is None else Decoded([deep], 16)
+    if path.suffix.lower() in dicom.SUFFIXES or dicom.is_dicom(path):
+        return Decoded(*dicom.read_dicom(path, rule))
+    raise BadInput(f"{path} is no PNG, JPEG, BMP, TIFF, DICOM or NIfTI file; convert it or leave it out")
 
 
-def fitted(picture: Pixels, size: int) -> Pixels:
+def fitted(whole: Pixels, size: int) -> Pixels:
     """The central square, resized as the reader of image folders does it."""
-    if picture.shape[:2] == (size, size):
-        return picture
-    square = ImageOps.fit(Image.fromarray(picture), (size, size), method=Image.Resampling.BICUBIC)
+    if whole.shape[:2] == (size, size):
+        return whole
+    square = ImageOps.fit(Image.fromarray(whole), (size, size), method=Image.Resampling.BICUBIC)
     return np.asarray(square, dtype=np.uint8)
 
 
 def _series(path: Path) -> Volume:
-    files = folder.entries(path)
+    files = picture.entries(path)
     if not files:
         raise BadInput(f"{path} is empty; a folder in the place of a file holds the slices of one DICOM series")
     return dicom.read_series(path, files)
@@ -58,7 +71,7 @@ def _series(path: Path) -> Volume:
 
 def _slices(path: Path, volume: Volume, rule: SliceRule | None) -> list[Pixels]:
     if rule is None:
-        raise BadInput(f"{path} is a volume; say which slices to use in a column slices: {EXAMPLES}")
+        raise BadInput(f"{path} is a volume; say which slices to use by data.slices or a column slices: {EXAMPLES}")
     if nifti.is_nifti(path) and volume.directions is not None and not rule.plane:
         # Stored NIfTI slices lie upside down or on their side, each scanner's in its own way.
         raise BadInput(f"{path} is a volume; name the plane of its slices, as in 'middle axial'")
@@ -89,9 +102,9 @@ def _deep_grey(path: Path) -> Pixels | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=folder.FORMATS) as image:
+            with Image.open(path, formats=picture.FORMATS) as image:
                 if not image.mode.startswith(("I", "F")) or getattr(image, "n_frames", 1) > 1:
                     return None
                 return stretched(np.asarray(ImageOps.exif_transpose(image)))
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError, *folder.DAMAGE):
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError, *picture.DAMAGE):
         return None

@@ -56,19 +56,20 @@ def is_dicom(path: Path) -> bool:
         return False
 
 
-def read_dicom(path: Path, rule: SliceRule | None) -> list[Pixels]:
-    """The pictures of one file: `(rows, columns)`, or `(rows, columns, 3)` in colour.
+def read_dicom(path: Path, rule: SliceRule | None) -> tuple[list[Pixels], int]:
+    """The pictures of one file, `(rows, columns)` or `(rows, columns, 3)` in colour; and the bits of a stored value.
 
     A file of several frames needs a rule that says which; without one it is refused.
     """
     found = _open(path, (*PIXEL_TAGS, *GREY_TAGS))
     frames = _frames(path, found)
     if frames > 1 and rule is None:
-        raise BadInput(f"{path} has {frames} frames; say which to use in a column slices: {EXAMPLES}")
+        raise BadInput(f"{path} has {frames} frames; say which to use by data.slices or a column slices: {EXAMPLES}")
     if rule is not None and rule.plane:
         raise BadInput(f"{path} is one file, whose frames are used as stored; leave {rule.plane!r} out of the rule")
     chosen = rule.chosen(frames) if rule is not None else range(1)
-    return [_guarded(path, as_picture, _pixels(path, found, frame), found, frame) for frame in chosen]
+    pictures = [_guarded(path, as_picture, _pixels(path, found, frame), found, frame) for frame in chosen]
+    return pictures, _whole(path, found, "BitsStored")
 
 
 def read_series(path: Path, files: Sequence[Path]) -> Volume:

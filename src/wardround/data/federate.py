@@ -9,7 +9,7 @@ Who holds which image and how it was acquired follow from the partition and its 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -38,7 +38,7 @@ def federate(
     capped: bool = True,
     classes_per_site: int = 2,
     min_size: int = 10,
-    by_patient: bool = False,
+    by_patient: bool | None = None,
     partition_seed: int = 0,
     seed_for_splits: int = 0,
     merge_val: bool = True,
@@ -55,12 +55,17 @@ def federate(
     images; `own`, a random `test_share` of its own images; `balanced`, FedKPer's class-balanced share; `natural`, the
     official test images with its site id. Without a shift all sites under `weighted` share one ImageSet, which is also
     the global test set, so that a shared model is evaluated once; sites with equal shifts share one likewise.
+
+    `by_patient` None means: where there are patient ids, no patient is in two sites that are drawn, nor in two parts.
+    Natural sites and a partition file are facts: patients whom they split are then counted in a note, not refused.
     """
-    splits = Splits(test, test_share, val_share, by_patient, seed_for_splits)
     _refuse_unlike(f"{dataset.name}'s training part", dataset.train, f"{dataset.name}'s test part", dataset.test)
     if len(dataset.test) == 0:
         raise BadInput(f"{dataset.name} has no official test images, so nothing can be measured; add a test part")
     pool, pooled = _training_pool(dataset, merge_val)
+    is_drawn = rule != "natural" and partition_file is None
+    must_be_apart = is_drawn and pool.patients is not None if by_patient is None else by_patient
+    splits = Splits(test, test_share, val_share, by_patient, seed_for_splits)
     if partition_file is None:
         dealt = partition(
             pool,
@@ -71,10 +76,10 @@ def federate(
             capped=capped,
             classes_per_site=classes_per_site,
             min_size=min_size,
-            by_patient=by_patient,
+            by_patient=must_be_apart,
         )
     else:
-        dealt = _loaded(partition_file, pool, sites, by_patient)
+        dealt = _loaded(partition_file, pool, sites, must_be_apart)
     n = len(dealt.sites)
     names = [f"site-{i:0{len(str(n))}d}" for i in range(1, n + 1)]
     holdings = (pool.take(torch.from_numpy(index)) for index in dealt.sites)
@@ -93,7 +98,8 @@ def federate(
         partition_hash=dealt.sha256,
         local_protocol=_local_words(splits, built, whole, "the official test images with its site id", shift != "none"),
         global_protocol=global_words,
-        provenance="; ".join([dataset.provenance, pooled, _val_words(splits), *shift_words]),
+        provenance="; ".join([dataset.provenance, pooled, _val_words(splits, built), *shift_words]),
+        notes=(*dataset.notes, *patient_notes(pool, dataset.test, dealt)),
     )
     return federation, dealt
 
@@ -101,7 +107,7 @@ def federate(
 def federate_files(
     named: Mapping[str, Dataset],
     *,
-    by_patient: bool = False,
+    by_patient: bool | None = None,
     partition_seed: int = 0,
     seed_for_splits: int = 0,
     merge_val: bool = True,
@@ -116,10 +122,10 @@ def federate_files(
     The global test set is all official test parts merged; a site's own test is by default (`natural`) its own part of
     it, otherwise as in `federate`. The partition's indices count through the sites' images one site after the other.
     """
-    splits = Splits(test, test_share, val_share, by_patient, seed_for_splits)
     names = sorted(named)
     _refuse_bad_sources(names, named, test)
     pools, pooled = zip(*(_training_pool(named[name], merge_val) for name in names), strict=True)
+    splits = Splits(test, test_share, val_share, by_patient, seed_for_splits)
     parts = [named[name].test for name in names]
     merged = merge(parts)
     edges = np.cumsum([0, *map(len, pools)])
@@ -142,7 +148,12 @@ def federate_files(
         partition_hash=dealt.sha256,
         local_protocol=_local_words(splits, built, whole, "its own official test part", shift != "none"),
         global_protocol=global_words,
-        provenance="; ".join([*sources, _val_words(splits), *shift_words]),
+        provenance="; ".join([*sources, _val_words(splits, built), *shift_words]),
+        notes=tuple(
+            f"{name}: {text}"
+            for name, pool in zip(names, pools, strict=True)
+            for text in (*named[name].notes, *patient_notes(pool, named[name].test))
+        ),
     )
     return federation, dealt
 
@@ -178,7 +189,7 @@ def _local_words(splits: Splits, sites: Sequence[Site], whole: str, natural: str
         f"{min(sizes):,} to {max(sizes):,} images a site" if min(sizes) < max(sizes) else f"{sizes[0]:,} images a site"
     )
     share = f"{100 * splits.test_share:g} %"
-    apart = "no patient in both parts, " if splits.by_patient else ""
+    apart = "no patient in both parts, " if _keeps_patients(splits, sites) else ""
     words = {
         "weighted": f"{whole}, as the sum over classes of recall times the class's share of the site's training images "
         "(classes without test images left out)",
@@ -190,11 +201,39 @@ def _local_words(splits: Splits, sites: Sequence[Site], whole: str, natural: str
     return f"accuracy of each site on {words}{', under its own acquisition shift' if shifted else ''}"
 
 
-def _val_words(splits: Splits) -> str:
+def _val_words(splits: Splits, sites: Sequence[Site]) -> str:
     if splits.val_share == 0:
         return "no validation share"
     rest = " left after its test share" if splits.tests_on_own_images else ""
-    return f"each site keeps {100 * splits.val_share:g} % of its images{rest} for validation"
+    apart = ", no patient in both parts" if _keeps_patients(splits, sites) else ""
+    return f"each site keeps {100 * splits.val_share:g} % of its images{rest} for validation{apart}"
+
+
+def _keeps_patients(splits: Splits, sites: Sequence[Site]) -> bool:
+    """Whether no site splits a patient: asked for, or left open while all images have patient ids."""
+    if splits.by_patient is None:
+        return all(site.train.patients is not None for site in sites)
+    return splits.by_patient
+
+
+def patient_notes(pool: ImageSet, test: ImageSet, dealt: Partition | None = None) -> Iterator[str]:
+    """What sharing of patients there is, however it came about; figures on it are better than on new patients."""
+    if pool.patients is None:
+        return
+    own = pool.patients.numpy()
+    if test.patients is not None:
+        both = np.intersect1d(own, test.patients.numpy())
+        images = int(np.isin(test.patients.numpy(), both).sum())
+        if len(both):
+            yield (
+                f"{len(both):,} patients (or lesions) are in both training and test, with {images:,} of the "
+                f"{len(test):,} test images: accuracies on these parts are too good"
+            )
+    if dealt is not None:
+        places = np.concatenate([np.unique(own[index]) for index in dealt.sites])
+        several = int((np.unique(places, return_counts=True)[1] > 1).sum())
+        if several:
+            yield f"{several:,} patients (or lesions) have images at several sites"
 
 
 def _training_pool(dataset: Dataset, merge_val: bool) -> tuple[ImageSet, str]:

@@ -43,3 +43,4 @@ class Federation:
     local_protocol: str  # how local accuracy is measured, in words
     global_protocol: str  # how global accuracy is measured, in words
     provenance: str
+    notes: tuple[str, ...] = ()  # what of the data a reader of the figures must know

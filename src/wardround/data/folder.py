@@ -4,40 +4,21 @@ Either `folder/CLASS/picture` and a test share is drawn per class, or `folder/tr
 `val`) beside `train`, and these are the parts. Pictures are PNG, JPEG, BMP or TIFF with 8 bits per channel.
 """
 
-import struct
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, ImageOps
 
+from wardround.data.greys import Pixels
 from wardround.data.imageset import Dataset, ImageSet
+from wardround.data.picture import entries, read_picture
 from wardround.errors import BadInput
 from wardround.progress import NO_PROGRESS, Silent
 from wardround.streams import Streams
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
-FORMATS = ("PNG", "JPEG", "BMP", "TIFF")
 PARTS = ("train", "val", "test")
-LITTER = ("thumbs.db", "desktop.ini")  # what Windows leaves in folders and does not show
-GREY_MODES = ("1", "L", "LA")
-# What Pillow's readers raise for a damaged file; they follow what the file says and fall over in many ways.
-DAMAGE = (
-    OSError,
-    EOFError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    MemoryError,
-    struct.error,
-)
-
-Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -91,14 +72,6 @@ def _folders(path: Path) -> list[Path]:
     return folders
 
 
-def entries(path: Path) -> list[Path]:
-    """What a folder holds, in the order of names, so that a disk's own order changes nothing."""
-    try:
-        return sorted(e for e in path.iterdir() if not e.name.startswith(".") and e.name.lower() not in LITTER)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be listed ({error.strerror}); check its permissions") from error
-
-
 def _read_parts(
     path: Path, names: list[str], size: int | None, progress: Silent
 ) -> tuple[list[str], dict[str, _Pictures]]:
@@ -130,54 +103,29 @@ def _read_classes(path: Path, present: list[str], classes: list[str], size: int 
     return _Pictures(pixels, labels)
 
 
-def read_picture(path: Path, size: int | None) -> Pixels:
-    """One picture as it is, or cut to a square and scaled to `size` points."""
-    if path.is_dir():
-        raise BadInput(f"{path} is a folder inside a class; put pictures directly into the class's folder")
-    if path.suffix.lower() not in SUFFIXES:
-        raise BadInput(f"{path} is not a PNG, JPEG, BMP or TIFF picture; convert it or move it out")
-    try:
-        with warnings.catch_warnings():
-            # A small file that unpacks to a giant picture is an attack or an accident; Pillow only warns at first.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=FORMATS) as image:
-                _check_depth(path, image)
-                # Cameras store how they were held; a picture is read as it is meant to be seen.
-                upright = ImageOps.exif_transpose(image)
-                plain = upright.convert("L" if upright.mode in GREY_MODES else "RGB")
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise BadInput(f"{path} unpacks to far too many pixels; shrink it first") from error
-    except DAMAGE as error:
-        raise BadInput(f"{path} cannot be read as a picture; mend it or move it out") from error
-    if size is not None:
-        plain = ImageOps.fit(plain, (size, size), method=Image.Resampling.BICUBIC)  # Pillow widens it when shrinking
-    return np.asarray(plain, dtype=np.uint8)
-
-
-def _check_depth(path: Path, image: ImageFile.ImageFile) -> None:
-    # Pillow reads 16-bit colour as 8-bit without a word; only the raw mode of the stored data still tells.
-    stored = str(image.tile[0].args) if image.tile else ""
-    if image.mode.startswith(("I", "F")) or ";16" in stored:
-        raise BadInput(f"{path} has more than 8 bits per channel, which is not read yet; store it with 8 bits")
-    if getattr(image, "n_frames", 1) > 1:
-        raise BadInput(f"{path} holds several pictures in one file; store each as its own file")
-
-
 def _held_out(
     path: Path, classes: list[str], pictures: _Pictures, test_share: float, seed: int
 ) -> dict[str, _Pictures]:
-    """Train and test: of each class the same share, at least one picture and never all, goes to test."""
-    labels, test = np.array(pictures.labels), np.zeros(len(pictures.labels), dtype=bool)
+    """Train and test, each with its pictures in order."""
+    test = drawn_test(path, classes, np.array(pictures.labels), test_share, seed)
+    return {
+        part: _Pictures([pictures.pixels[i] for i in chosen], [pictures.labels[i] for i in chosen])
+        for part, chosen in (("train", np.flatnonzero(~test)), ("test", np.flatnonzero(test)))
+    }
+
+
+def drawn_test(
+    path: Path, classes: list[str], labels: NDArray[np.int64], test_share: float, seed: int
+) -> NDArray[np.bool_]:
+    """Which pictures are for testing: of each class the same share, at least one picture and never all."""
+    test = np.zeros(len(labels), dtype=bool)
     for c, name in enumerate(classes):
         members = np.flatnonzero(labels == c)
         if len(members) < 2:
             raise BadInput(f"{path / name} holds one picture; two are needed, one to train on and one to test on")
         share = min(max(int(test_share * len(members) + 0.5), 1), len(members) - 1)
         test[Streams(seed).numpy("folder test share", index=c).permutation(members)[:share]] = True
-    return {
-        part: _Pictures([pictures.pixels[i] for i in chosen], [pictures.labels[i] for i in chosen])
-        for part, chosen in (("train", np.flatnonzero(~test)), ("test", np.flatnonzero(test)))
-    }
+    return test
 
 
 def _check_one_size(path: Path, parts: dict[str, _Pictures]) -> None:

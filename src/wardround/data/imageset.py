@@ -111,10 +111,14 @@ def merge(parts: list[ImageSet]) -> ImageSet:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named source with its official parts. `val` may be None; `provenance` says in words where it came from."""
+    """A named source with its official parts. `val` may be None; `provenance` says in words where it came from.
+
+    `notes` are what a reader of any figure on these images must know.
+    """
 
     name: str
     train: ImageSet
     val: ImageSet | None
     test: ImageSet
     provenance: str
+    notes: tuple[str, ...] = ()

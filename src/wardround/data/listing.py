@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.data.cache import Source, read_images
+from wardround.data.cache import read_images
 from wardround.data.imageset import Dataset, ImageSet
+from wardround.data.reading import Source
 from wardround.data.slices import SliceRule
 from wardround.errors import BadInput
 from wardround.progress import NO_PROGRESS, Silent
@@ -52,16 +53,17 @@ def read_rows(
     cache_folder: Path,
     test_share: float = 0.2,
     progress: Silent = NO_PROGRESS,
+    by_patient: bool = True,
 ) -> Dataset:
-    """All pictures that the rows name, in parts; a test share is drawn where the rows have none."""
-    classes = _classes(name, rows)
-    labels = np.array([classes.index(row.label) for row in rows])
-    patients, sites = _numbers([row.patient for row in rows]), _sorted_numbers([row.site for row in rows])
-    parts, how = _parts(name, rows, labels, classes, patients, sites, test_share, seed)
-    order = np.concatenate([np.flatnonzero(parts == part) for part in range(len(PARTS))])
-    sources = [Source(rows[i].path, rows[i].rule) for i in order]
-    images, counts = read_images(name, sources, size, cache_folder, progress)
-    row_of = np.repeat(order, counts)
+    """All pictures that the rows name, in parts; a test share is drawn where the rows have none.
+
+    With `by_patient` a share that is drawn splits no patient.
+    """
+    plan = plan_rows(name, rows, seed, test_share, by_patient)
+    classes, labels, parts = plan.classes, plan.labels, plan.parts
+    patients, sites = plan.patients, plan.sites
+    images, counts = read_images(name, plan.sources, size, cache_folder, progress)
+    row_of = np.repeat(plan.order, counts)
     if patients is None and max(counts) > 1:
         patients = np.arange(len(rows))  # slices of one volume belong together whoever the patient is
     sets = {}
@@ -76,8 +78,33 @@ def read_rows(
                 sites=_ids(sites, here),
                 patients=_ids(patients, here),
             )
-    how += _in_both(sets["train"], sets["test"])
-    return Dataset(name, sets["train"], sets.get("val"), sets["test"], _provenance(name, sets, rows, how))
+    return Dataset(name, sets["train"], sets.get("val"), sets["test"], _provenance(name, sets, rows, plan.how))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rows before anything is decoded: for each its class, part, patient and site as numbers, and who decided."""
+
+    classes: tuple[str, ...]
+    labels: Integers
+    parts: Integers  # places in `PARTS`
+    patients: Integers | None
+    sites: Integers | None
+    order: Integers  # of the rows in the store: one part after the other
+    sources: list[Source]  # in that order
+    how: str
+
+
+def plan_rows(name: str, rows: Sequence[Row], seed: int = 0, test_share: float = 0.2, by_patient: bool = True) -> Plan:
+    """Decide what follows from the rows alone."""
+    classes = _classes(name, rows)
+    labels = np.array([classes.index(row.label) for row in rows])
+    patients, sites = _numbers([row.patient for row in rows]), _sorted_numbers([row.site for row in rows])
+    kept_whole = patients if by_patient else None
+    parts, how = _parts(name, rows, labels, classes, kept_whole, sites, test_share, seed)
+    order = np.concatenate([np.flatnonzero(parts == part) for part in range(len(PARTS))])
+    sources = [Source(rows[i].path, rows[i].rule) for i in order]
+    return Plan(classes, labels, parts, patients, sites, order, sources, how)
 
 
 def _classes(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
@@ -164,14 +191,6 @@ def _test_units(
                 "some, or write a column split"
             )
     return ids[tested]
-
-
-def _in_both(train: ImageSet, test: ImageSet) -> str:
-    """A warning that goes wherever the figures go, where the table's own parts share patients."""
-    if train.patients is None or test.patients is None:
-        return ""
-    shared = np.intersect1d(train.patients.numpy(), test.patients.numpy())
-    return f"; PATIENTS IN BOTH TRAINING AND TEST: {len(shared)}" if len(shared) else ""
 
 
 def _provenance(name: str, sets: dict[str, ImageSet], rows: Sequence[Row], how: str) -> str:

@@ -19,7 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from wardround.data.groups import read_groups
 from wardround.data.imageset import Dataset, ImageSet
+from wardround.data.likeness import like_across, thumbnails
 from wardround.errors import BadInput
 
 PARTS = ("train", "val", "test")
@@ -92,6 +94,7 @@ OFFICIAL = {
     "organcmnist": Official(1, "abdominal organs, CT, coronal", _ORGANS),
     "organsmnist": Official(1, "abdominal organs, CT, sagittal", _ORGANS),
 }  # fmt: skip
+SHARED_LESIONS = ("dermamnist", "Abhishek et al., Scientific Data 12:196, 2025")
 MULTI_LABEL = "chestmnist"  # each of its images may show several findings at once
 
 
@@ -110,8 +113,11 @@ def refuse_multi_label(name: str) -> None:
         )
 
 
-def read_medmnist(path: Path) -> Dataset:
-    """The parts of a file, checked; class names are the published ones where the file is named as an official set."""
+def read_medmnist(path: Path, groups: Path | None = None) -> Dataset:
+    """The parts of a file, checked; class names are the published ones where the file is named as an official set.
+
+    `groups` is a table (see `groups.py`) of which images belong together; it wins over ids in the file.
+    """
     refuse_multi_label(_set_of(path))
     arrays = _arrays(path)
     parts = [p for p in PARTS if p != "val" or len(arrays.get("val_images", ()))]
@@ -122,6 +128,8 @@ def read_medmnist(path: Path) -> Dataset:
     classes = _classes(path, labels)
     sites, site_names = _ids(path, parts, arrays, SITE_KEYS)
     patients, _ = _ids(path, parts, arrays, GROUP_KEYS)
+    if groups is not None:
+        patients = read_groups(groups, {part: len(labels[part]) for part in parts})
     sets = {
         part: ImageSet(
             _channels_first(arrays[f"{part}_images"]),
@@ -140,6 +148,23 @@ def read_medmnist(path: Path) -> Dataset:
         val=sets.get("val"),
         test=sets["test"],
         provenance=f"{path.name}: {counts} images of {size}x{size}" + (f"; sites {site_names}" if site_names else ""),
+        notes=_known_leaks(path, sets),
+    )
+
+
+def _known_leaks(path: Path, sets: Mapping[str, ImageSet]) -> tuple[str, ...]:
+    """DermaMNIST's official split has lesions in several parts (see `SHARED_LESIONS`): said wherever figures are.
+
+    With lesion ids they are counted where sites are made; without, what can be counted is images that look alike.
+    """
+    if _set_of(path) != SHARED_LESIONS[0] or sets["test"].patients is not None:
+        return ()
+    train, test = (thumbnails(sets[part].images) for part in ("train", "test"))
+    alike = len(like_across(test, train))
+    return (
+        f"{SHARED_LESIONS[0]}'s official split shows lesions in several parts ({SHARED_LESIONS[1]}), so accuracies "
+        f"on it are too good: {alike:,} test images have a near duplicate in training; with lesion ids (data.groups) "
+        "they are kept together and counted",
     )
 
 

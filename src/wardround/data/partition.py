@@ -131,7 +131,7 @@ def partition(
         site_of = dirichlet(labels, sizes, sites, rng, alpha=alpha, capped=capped, min_size=min_size)
         words = f"Dirichlet({alpha:g}), {'capped' if capped else 'plain'}"
     elif by_patient:
-        raise BadInput("shards deal classes, which splits patients; use iid or dirichlet, or turn by_patient off")
+        raise BadInput("shards deal classes, which splits patients; use iid or dirichlet, or set data.by_patient=false")
     else:
         site_of = shards(labels, sites, rng, classes_per_site=classes_per_site, min_size=min_size)
         words = f"shards of {count(classes_per_site, 'class', 'classes')} a site"

@@ -8,9 +8,10 @@ from wardround.data.cifar import is_cifar, is_pickled_cifar, read_cifar
 from wardround.data.download import SIZES, file_name
 from wardround.data.folder import read_folder
 from wardround.data.imageset import Dataset
-from wardround.data.listing import read_rows
+from wardround.data.listing import Row, read_rows
 from wardround.data.medmnist import OFFICIAL, official_name, read_medmnist, refuse_multi_label
 from wardround.data.phantoms import MORPHOLOGIES, phantoms
+from wardround.data.slices import SliceRule
 from wardround.data.table import SUFFIXES as TABLES
 from wardround.data.table import read_table
 from wardround.data.tree import is_medical_tree, read_tree
@@ -57,14 +58,19 @@ def load(
     phantom_sites: int = 0,
     progress: Silent = NO_PROGRESS,
     slices: str | None = None,
+    groups: Path | None = None,
+    by_patient: bool = True,
 ) -> Dataset:
     """The images that `source` means.
 
     `source` is `phantoms` or `phantoms:N` (N training images, N // 4 test images), a path to an `.npz` file, a table or
     a folder, a MedMNIST name, or the name of any other `.npz` file in `data_folder`. `seed` draws phantoms and the test
     share of a table or a folder; it has no part in who holds which image. `n` stands for N; `phantom_sites` gives
-    phantoms site ids; `slices` says which pictures of volumes and films are used.
+    phantoms site ids; `slices` says which pictures of volumes and films are used; `groups` is a table of whose the
+    images of an `.npz` file are. With `by_patient` a test share that is drawn splits no patient.
     """
+    if slices is not None:
+        SliceRule.parse(slices)
     kind, _, count = source.partition(":")
     if kind == PHANTOMS:
         n_train = n if n is not None else _count(source, count)
@@ -77,9 +83,7 @@ def load(
         raise BadInput(f"a number of images can be chosen for phantoms only; leave it out for {source}")
     path = Path(os.path.expanduser(source))  # Path.expanduser raises where there is no such user
     if path.suffix.lower() == ".npz":
-        return _of_size(read_medmnist(path), size)
-    if path.suffix.lower() in TABLES:
-        return read_rows(path.stem, read_table(path, slices), size, seed, data_folder / CACHE, progress=progress)
+        return _of_size(read_medmnist(path, groups), size)
     name = official_name(source)
     refuse_multi_label(name)
     if name in OFFICIAL:
@@ -87,29 +91,37 @@ def load(
             raise BadInput(
                 f"{name} comes in {', '.join(map(str, SIZES))} pixels, not {size}; choose one of these sizes"
             )
-        return _of_size(read_medmnist(data_folder / file_name(name, 28 if size is None else size)), size)
+        return _of_size(read_medmnist(data_folder / file_name(name, 28 if size is None else size), groups), size)
+    rows = named_rows(path, slices)
+    if rows is not None:
+        place = data_folder / CACHE
+        return read_rows(rows_name(path), rows, size, seed, place, progress=progress, by_patient=by_patient)
     if path.is_dir():
-        return _folder(path, data_folder, seed, size, progress, slices)
+        if is_cifar(path):
+            return _of_size(read_cifar(path), size)
+        return read_folder(path, size, seed=seed, progress=progress)
     if path.name == source and (data_folder / f"{source}.npz").is_file():
-        return _of_size(read_medmnist(data_folder / f"{source}.npz"), size)
+        return _of_size(read_medmnist(data_folder / f"{source}.npz", groups), size)
     raise BadInput(
         f"{source!r} is no folder, table or .npz file and no known set; known are {PHANTOMS}, {', '.join(OFFICIAL)}: "
         "`wardround data get NAME` downloads one"
     )
 
 
-def _folder(
-    path: Path, data_folder: Path, seed: int, size: int | None, progress: Silent, slices: str | None
-) -> Dataset:
-    """CIFAR-10's binary version, class folders of DICOM or NIfTI files, or class folders of pictures."""
+def named_rows(path: Path, slices: str | None) -> list[Row] | None:
+    """The files that a table or a folder with DICOM or NIfTI files names; None for any other source."""
+    if path.suffix.lower() in TABLES:
+        return read_table(path, slices)
+    if not path.is_dir() or is_cifar(path):
+        return None
     if is_pickled_cifar(path):
         raise BadInput(f"{path} is CIFAR-10's Python version, a pickle, which is never read; get the binary version")
-    if is_cifar(path):
-        return _of_size(read_cifar(path), size)
-    if is_medical_tree(path):
-        name = path.resolve().name
-        return read_rows(name, read_tree(path, slices), size, seed, data_folder / CACHE, progress=progress)
-    return read_folder(path, size, seed=seed, progress=progress)
+    return read_tree(path, slices) if is_medical_tree(path) else None
+
+
+def rows_name(path: Path) -> str:
+    """What a set of files is called."""
+    return path.resolve().name if path.is_dir() else path.stem
 
 
 def _count(source: str, count: str) -> int:

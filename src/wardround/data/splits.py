@@ -25,13 +25,13 @@ class Splits:
 
     `test` is one of `TESTS`; only `own` (a plain `test_share`) and `balanced` (FedKPer's) take a test from the site's
     images, the others test on official images. `val_share` is of what remains. With `by_patient` no patient is in two
-    parts.
+    parts; None means: wherever a site has patient ids.
     """
 
     test: str = "weighted"
     test_share: float = 0.2
     val_share: float = 0.1
-    by_patient: bool = False
+    by_patient: bool | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -41,8 +41,8 @@ class Splits:
             raise BadInput(f"val_share must be from 0 to below 1, not {self.val_share}; 0.1 keeps a tenth")
         if not 0 < self.test_share < 1:
             raise BadInput(f"test_share must be between 0 and 1, not {self.test_share}; 0.2 keeps a fifth")
-        if self.by_patient and self.test == "balanced":
-            raise BadInput("a class-balanced test share splits patients; use test own, or turn by_patient off")
+        if self.by_patient:
+            self._refuse_balanced()
 
     @property
     def tests_on_own_images(self) -> bool:
@@ -52,15 +52,17 @@ class Splits:
     def split(self, name: str, own: ImageSet) -> tuple[ImageSet, ImageSet, ImageSet | None]:
         """The images site `name` trains on, validates on and, where the protocol holds some out, is tested on."""
         streams = Streams(self.seed)
-        test = None
+        test, patients = None, self._patients(name, own)
         if self.tests_on_own_images:
             rng = streams.numpy("own test", name)
             if self.test == "balanced":
+                if patients is not None:
+                    self._refuse_balanced()
                 kept, held = hold_out_balanced(own.labels.numpy(), self.test_share, rng)
             else:
-                kept, held = hold_out(len(own), self.test_share, rng, self._patients(name, own))
+                kept, held = hold_out(len(own), self.test_share, rng, patients)
             if len(held) == 0:
-                kind = "patient" if self.by_patient else "image"
+                kind = "image" if patients is None else "patient"
                 raise BadInput(
                     f"{name} has a single {kind} and cannot hold out a test of its own; use test weighted, fewer "
                     "sites or a larger min_size"
@@ -70,8 +72,12 @@ class Splits:
         kept, held = hold_out(len(own), self.val_share, streams.numpy("validation", name), self._patients(name, own))
         return own.take(torch.from_numpy(kept)), own.take(torch.from_numpy(held)), test
 
+    def _refuse_balanced(self) -> None:
+        if self.test == "balanced":
+            raise BadInput("a class-balanced test share splits patients; use test own, or set data.by_patient=false")
+
     def _patients(self, name: str, own: ImageSet) -> Integers | None:
-        if not self.by_patient:
+        if self.by_patient is False or (self.by_patient is None and own.patients is None):
             return None
         if own.patients is None:
             raise BadInput(f"{name} has no patient ids to keep together; add them or turn by_patient off")

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wardround.data.dicom import SUFFIXES, is_dicom
-from wardround.data.folder import SUFFIXES as PICTURES
-from wardround.data.folder import entries
 from wardround.data.listing import PARTS, Row
 from wardround.data.nifti import is_nifti
+from wardround.data.picture import SUFFIXES as PICTURES
+from wardround.data.picture import entries
 from wardround.data.slices import SliceRule
 from wardround.data.table import with_patient_keys
 from wardround.errors import BadInput

@@ -34,8 +34,8 @@ def predict_command(
 ) -> None:
     """Use an exported MODEL on IMAGES: a table of probabilities, as CSV.
 
-    MODEL is the folder of an export, its model.safetensors or its model.onnx. IMAGES are pictures, folders of pictures
-    or .npz files. An image that cannot be read is named, the others go on, and the exit code is then 1.
+    MODEL is the folder of an export, its model.safetensors or its model.onnx. IMAGES are pictures, DICOM files,
+    folders of them or .npz files. An image that cannot be read is named, the others go on, and the exit code is then 1.
     """
     if out is not None and out.exists():
         raise BadInput(f"{out} exists already; choose another file")

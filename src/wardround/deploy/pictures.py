@@ -1,7 +1,8 @@
 """From what a user names (files, folders, .npz files) to images as a model sees them, one after the other.
 
-Pictures are decoded by the reader of image folders, so that a model sees at work what it would have seen in training.
-One that cannot be read is told by name, and the others go on.
+Pictures and DICOM files are decoded as they are for training, so that a model sees at work what it would have seen
+there. A volume or a film is refused: which slice counts is no matter to guess. What cannot be read is told by name, and
+the others go on.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
-from wardround.data.folder import Pixels, entries, read_picture
+from wardround.data.decode import decode, fitted, is_volume
+from wardround.data.greys import Pixels
 from wardround.data.medmnist import DAMAGE
+from wardround.data.picture import entries
 from wardround.deploy.about import Task
 from wardround.errors import BadInput
 from wardround.progress import NO_PROGRESS, Silent
@@ -103,12 +105,6 @@ def named(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def fitted(pixels: Pixels, side: int) -> Pixels:
-    """The central square, resized as the reader of image folders does it."""
-    square = ImageOps.fit(Image.fromarray(pixels), (side, side), method=Image.Resampling.BICUBIC)
-    return np.asarray(square, dtype=np.uint8)
-
-
 def _images(count: int) -> str:
     return f"{count:,} image" if count == 1 else f"{count:,} images"
 
@@ -128,7 +124,9 @@ def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
 def _decoded(file: Path) -> Pixels:
     if not file.is_file():
         raise BadInput(f"{file} is not a file; name a picture, a folder or an .npz file")
-    return read_picture(file, None)
+    if is_volume(file):
+        raise BadInput(f"{file} is a volume; a model judges pictures: export the slice that counts")
+    return decode(file)[0]
 
 
 def _stacks(file: Path) -> dict[str, Pixels]:

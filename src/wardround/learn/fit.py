@@ -24,8 +24,9 @@ class Recipe:
     """How to train: optimiser, learning rate and its course, batch size, epochs, precision.
 
     `step` multiplies the rate by `gamma` when each of the `milestones` (shares of the epochs) has passed; `cosine`
-    takes it to zero, step by step. `keep` says which epoch's weights come back: the last, or the best on validation
-    images.
+    takes it to zero, step by step. `augmentation` is what `augment` does (see `pixels`). `checkpointing` keeps the
+    stages' inputs only and computes the rest again for the gradient: the same numbers from less memory. `keep` says
+    which epoch's weights come back: the last, or the best on validation images.
     """
 
     epochs: int
@@ -39,6 +40,8 @@ class Recipe:
     gamma: float = 0.1
     clip_norm: float | None = None
     augment: bool = False
+    augmentation: Literal["shift", "zoom"] = "shift"
+    checkpointing: bool = False
     precision: Literal["fp32", "bf16"] = "fp32"
     keep: Literal["last", "best"] = "last"
 

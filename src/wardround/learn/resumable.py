@@ -63,7 +63,8 @@ def train_resumable(
             if due and _is_carried(fit.objective, untouched):
                 progress.save(trainer, time.monotonic() - began)
 
-        captured = CapturedSteps(trainer) if device.type == "cuda" and fit.objective.capturable else None
+        capturable = device.type == "cuda" and fit.objective.capturable and trainer.is_resident
+        captured = CapturedSteps(trainer) if capturable else None
         for _ in trainer.steps(captured, after_epoch):
             on_step()
         try:

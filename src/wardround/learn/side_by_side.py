@@ -88,7 +88,8 @@ def _as_many_as_fit(fits: list[Fit], device: torch.device, on_step: Callable[[],
 
 def too_large(fit: Fit) -> SiteFailed:
     """What a fit that the GPU's memory does not hold comes to."""
-    return SiteFailed(f"the GPU's memory is too small for {fit.label}; use a smaller train.batch or model.width")
+    what = "use train.checkpointing=true, a smaller train.batch or model.width"
+    return SiteFailed(f"the GPU's memory is too small for {fit.label}; {what}")
 
 
 def _on_streams(fits: list[Fit], device: torch.device, on_step: Callable[[], None]) -> list[Outcome]:
@@ -106,7 +107,7 @@ def _on_streams(fits: list[Fit], device: torch.device, on_step: Callable[[], Non
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 trainer = Trainer(fit, device, borrowed)
-            captured = CapturedSteps(trainer) if fit.objective.capturable else None
+            captured = CapturedSteps(trainer) if fit.objective.capturable and trainer.is_resident else None
             runs[i] = (trainer, trainer.steps(captured), stream)
         active = dict(runs)
         while active:

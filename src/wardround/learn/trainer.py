@@ -1,8 +1,9 @@
 """The one training loop: every site of every method learns here.
 
-Images stay on the device as uint8 and are gathered by index; shuffles and augmentation draws come from the fit's
-seed, on the CPU, so that the device changes nothing. The loop never waits for the device inside an epoch. On a GPU a
-step that recurs often enough is captured in a CUDA graph (see `captured.py`), which is what makes small networks
+Images stay on the device as uint8 and are gathered by index; a set that is too large for a GPU stays where it is (in
+memory, or on disk behind a mapped file), and each batch is brought over. Shuffles and augmentation draws come from the
+fit's seed, on the CPU, so that the device changes nothing. The loop never waits for the device inside an epoch. On a
+GPU a step that recurs often enough is captured in a CUDA graph (see `captured.py`), which is what makes small networks
 fast.
 
 Rules for small sites: a batch of one image is left out where the network has batch norm (its variance is undefined), so
@@ -28,6 +29,8 @@ from wardround.learn.fit import Fit, Fitted, Outputs, Recipe, Step
 from wardround.learn.pixels import augment, draw_augmentation, normalise
 from wardround.models import StagedNet, Weights, spec_layout
 from wardround.streams import Streams
+
+SHARE_OF_FREE = 0.5  # of a GPU's memory: networks and activations need the rest
 
 
 def skip_reason(fit: Fit) -> str:
@@ -63,6 +66,11 @@ def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
     return recipe.lr
 
 
+def fits_device(size: int, device: torch.device) -> bool:
+    """Whether images of so many bytes may move to a device: on a GPU, where they take at most half of what is free."""
+    return device.type != "cuda" or size <= SHARE_OF_FREE * torch.cuda.mem_get_info(device)[0]
+
+
 TakeStep = Callable[[Tensor, Tensor | None], None]
 
 
@@ -72,7 +80,11 @@ class Trainer:
     def __init__(self, fit: Fit, device: torch.device, borrowed: ExitStack) -> None:
         self.fit, self.device, self.recipe = fit, device, fit.recipe
         self.net = borrowed.enter_context(nets.borrow(fit.spec, device, fit.start))
-        self.images = fit.data.images.to(device)
+        self.net.checkpointing = fit.recipe.checkpointing
+        borrowed.callback(setattr, self.net, "checkpointing", False)
+        images = fit.data.images
+        self.is_resident = images.device.type == "cuda" or fits_device(images.numel(), device)
+        self.images = images.to(device) if self.is_resident else images
         self.labels = fit.data.labels.to(device)
         self.trained = self._freeze()
         self.rate = torch.tensor(self.recipe.lr, device=device)
@@ -95,10 +107,11 @@ class Trainer:
         streams = Streams(self.fit.seed)
         done, rate = self.epochs_done * len(bounds), self.recipe.lr
         for epoch in range(self.epochs_done, self.recipe.epochs):
-            order = torch.randperm(n, generator=streams.torch("shuffle", index=epoch)).to(self.device)
+            order = torch.randperm(n, generator=streams.torch("shuffle", index=epoch)).to(self.images.device)
             draws = None
             if self.recipe.augment:
-                draws = draw_augmentation(n, streams.torch("augment", index=epoch)).to(self.device)
+                drawn = draw_augmentation(n, streams.torch("augment", index=epoch), self.recipe.augmentation)
+                draws = drawn.to(self.device)
             self._training_mode()
             for start, end in bounds:
                 new_rate = learning_rate(self.recipe, done, len(bounds))
@@ -116,7 +129,8 @@ class Trainer:
 
     def step(self, index: Tensor, draws: Tensor | None) -> None:
         """One optimiser step on the images at `index`."""
-        images = self.images[index]
+        images = self.images[index].to(self.device)
+        index = index.to(self.device)
         pixels = normalise(images if draws is None else augment(images, draws))
         with _autocast(self.recipe, self.device):
             features, logits = self.fit.objective.outputs(self.net, pixels)
@@ -182,7 +196,7 @@ class Trainer:
             self.best_epoch.fill_(epoch)
             return
         self.net.eval()
-        batches = torch.split(validation.images.to(self.device), batch_size(self.device))
+        batches = (batch.to(self.device) for batch in torch.split(validation.images, batch_size(self.device)))
         logits = torch.cat([batch_outputs(self.net, batch, self.recipe.precision).logits for batch in batches])
         right = (logits.argmax(dim=1) == validation.labels.to(self.device)).sum()
         better = right > self.best_right

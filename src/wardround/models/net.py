@@ -5,13 +5,16 @@ keeps batch-norm layers at home, synthesis matches running statistics. A `Staged
 `groups` tells the three kinds of tensor apart by the type of the layer that owns them, never by its name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from itertools import chain
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 from wardround.errors import BadInput
 
@@ -53,6 +56,7 @@ class StagedNet(nn.Module):
         self.stages = nn.ModuleDict(stages)
         self.head = nn.Linear(feature_size, classes)
         self.stage_names = tuple(stages)
+        self.checkpointing = False  # whether training keeps the stages' inputs only; see `_through`
 
     @property
     def feature_size(self) -> int:
@@ -62,7 +66,7 @@ class StagedNet(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """Images to features `(n, feature_size)`."""
         for stage in self.stages.values():
-            x = stage(x)
+            x = self._through(stage, x)
         return x
 
     def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,19 +81,41 @@ class StagedNet(nn.Module):
     def upto(self, stage: str, x: Tensor) -> Tensor:
         """What leaves `stage` when the images `x` go in."""
         for name in self.stage_names[: self._end_of(stage)]:
-            x = self.stages[name](x)
+            x = self._through(self.stages[name], x)
         return x
 
     def after(self, stage: str, h: Tensor) -> tuple[Tensor, Tensor]:
         """Features and logits when `h` is what left `stage`; after the last stage `h` are the features themselves."""
         for name in self.stage_names[self._end_of(stage) :]:
-            h = self.stages[name](h)
+            h = self._through(self.stages[name], h)
         return h, self.head(h)
+
+    def _through(self, stage: nn.Module, x: Tensor) -> Tensor:
+        """What a stage makes of its input; with checkpointing it is made again for the gradient, and not kept."""
+        if not (self.checkpointing and self.training and torch.is_grad_enabled()):
+            return cast(Tensor, stage(x))
+        again: Any = lambda: (nullcontext(), _counting_nothing(stage))  # noqa: E731
+        made = checkpoint(stage, x, use_reentrant=False, preserve_rng_state=False, context_fn=again)
+        return cast(Tensor, made)
 
     def _end_of(self, stage: str) -> int:
         if stage not in self.stage_names:
             raise BadInput(f"this network has no stage '{stage}'; choose one of {', '.join(self.stage_names)}")
         return self.stage_names.index(stage) + 1
+
+
+@contextmanager
+def _counting_nothing(stage: nn.Module) -> Iterator[None]:
+    """Batch norm as it is, but without learning the statistics of this batch a second time."""
+    layers = [layer for layer in stage.modules() if isinstance(layer, _BatchNorm)]
+    before = [(layer, layer.momentum, layer.num_batches_tracked) for layer in layers]
+    for layer in layers:
+        layer.momentum, layer.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for layer, momentum, counter in before:
+            layer.momentum, layer.num_batches_tracked = momentum, counter
 
 
 def groups(net: nn.Module) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from wardround.errors import BadInput
 from wardround.models.cnn import cnn4, small
+from wardround.models.group_norm import with_group_norm
 from wardround.models.net import StagedNet, Weights, batch_norm_names, groups, head_names
 from wardround.models.resnet import STEMS, resnet
 from wardround.models.vgg import vgg
@@ -131,6 +132,13 @@ def _vgg_kind(depth: int, source: str) -> _Kind:
     return _Kind(info, make, width=64, smallest=16)
 
 
+def _with_group_norm(kind: _Kind) -> _Kind:
+    """The same network with group norm, for training with differential privacy."""
+    what = f"{kind.info.name} with group norm in the place of batch norm, for training with differential privacy"
+    info = ModelInfo(f"{kind.info.name}-gn", what, f"{kind.info.source}; Wu & He, ECCV 2018")
+    return replace(kind, info=info, make=lambda spec, width: with_group_norm(kind.make(spec, width)))
+
+
 _KINDS = {
     kind.info.name: kind
     for kind in (
@@ -160,6 +168,7 @@ _KINDS = {
         _vgg_kind(16, "Simonyan & Zisserman, ICLR 2015"),
     )
 }
+_KINDS |= {f"{name}-gn": _with_group_norm(_KINDS[name]) for name in ("small", "resnet18")}
 
 
 def names() -> list[str]:
@@ -173,7 +182,7 @@ def catalogue() -> list[ModelInfo]:
 
 
 def build(spec: NetSpec) -> StagedNet:
-    """The network on the CPU, with every parameter zero except batch-norm weights, which are one.
+    """The network on the CPU, with every parameter zero except the norms' weights, which are one.
 
     Made on the meta device first, because PyTorch's layers draw from the global generator when made on a real one.
     """
@@ -182,7 +191,7 @@ def build(spec: NetSpec) -> StagedNet:
         for parameter in net.parameters():
             parameter.zero_()
     for layer in net.modules():
-        if isinstance(layer, _BatchNorm):
+        if isinstance(layer, _BatchNorm | nn.GroupNorm):
             layer.reset_parameters()
     return net
 

@@ -9,15 +9,19 @@ from safetensors import SafetensorError
 from wardround.errors import BadInput
 from wardround.files import disk_errors, write_atomically
 from wardround.models.net import Weights
-from wardround.models.registry import Layout, NetSpec, spec_layout
+from wardround.models.pretrained import advice, for_channels, is_published, renamed
+from wardround.models.registry import Layout, NetSpec, fresh, spec_layout
 
+RESNETS = ("resnet18", "resnet34", "resnet50")
 SHOWN = 3  # how many names of misfit tensors a message lists
 
 
-def load_weights(path: Path | str, spec: NetSpec) -> Weights:
+def load_weights(path: Path | str, spec: NetSpec, initial: Weights | None = None) -> Weights:
     """The weights in a safetensors file, in the order and types of `spec`'s network.
 
-    Half-precision files are read as the network's own precision. Tensors are copies: the file may go afterwards.
+    A file that wardround saved must fit exactly. Published ResNet weights are renamed (see `pretrained`); their head is
+    used where it has as many classes, else the head of `initial` is (None: one that is drawn). Half-precision files are
+    read as the network's own precision. Tensors are copies: the file may go afterwards.
     """
     try:
         found: Weights = safetensors.torch.load_file(path)
@@ -26,6 +30,8 @@ def load_weights(path: Path | str, spec: NetSpec) -> Weights:
             f"{path} cannot be read as a safetensors file ({_first_line(error)}); give a file that wardround saved"
         ) from error
     layout = spec_layout(spec)
+    if spec.name in RESNETS and is_published(found):
+        found = _as_published(path, found, spec, layout, initial)
     _check_names(path, found, spec, layout)
     _check_shapes(path, found, spec, layout)
     weights = {name: found[name].to(layout.dtypes[name], copy=True) for name in layout.names}
@@ -43,6 +49,28 @@ def save_weights(weights: Weights, path: Path | str) -> None:
     data = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
     with disk_errors(path):
         write_atomically(path, data)
+
+
+def _as_published(path: Path | str, found: Weights, spec: NetSpec, layout: Layout, initial: Weights | None) -> Weights:
+    """Published weights as this network's own, with a head; or one line that says what does not fit."""
+    weights = for_channels(renamed(found), spec.channels)
+    body = [name for name in layout.names if name not in layout.head]
+    misfits = [f"{name} is missing" for name in body if name not in weights]
+    misfits += [
+        f"{name} is {_form(weights[name])}, not {'×'.join(map(str, layout.shapes[name]))}"
+        for name in body
+        if name in weights and tuple(weights[name].shape) != layout.shapes[name]
+    ]
+    misfits += [f"{name} is not in the model" for name in weights if name not in layout.names]
+    if misfits:
+        first = layout.shapes.get("stages.stem.conv1.weight", layout.shapes[layout.names[0]])
+        what = f"{path} does not fit this network ({spec.describe()}): {_some(misfits)}"
+        raise BadInput(f"{what}; {advice(weights, spec.name, first)}")
+    heads = {name: weights[name] for name in layout.head if name in weights}
+    if {name: tuple(tensor.shape) for name, tensor in heads.items()} != {n: layout.shapes[n] for n in layout.head}:
+        drawn = initial if initial is not None else fresh(spec, torch.Generator().manual_seed(0))
+        heads = {name: drawn[name] for name in layout.head}
+    return {**{name: weights[name] for name in body}, **heads}
 
 
 def _check_names(path: Path | str, found: Weights, spec: NetSpec, layout: Layout) -> None:

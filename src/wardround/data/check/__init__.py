@@ -1,0 +1,1 @@
+"""`wardround data check`: a data set looked at as a careful person would, before anybody trains on it."""
