@@ -21,10 +21,12 @@ from wardround.exchange.bundle import NAME
 from wardround.files import disk_errors, write_atomically
 from wardround.methods.base import Method
 from wardround.methods.registry import make
+from wardround.privacy.plan import check as check_privacy
 from wardround.settings import (
     Count,
     Frozen,
     ModelSettings,
+    PrivacySettings,
     Seed,
     Settings,
     Share,
@@ -60,7 +62,8 @@ class Task(Frozen):
     channels: Literal[1, 3]
     normalisation: Literal["pixels / 127.5 - 1"] = "pixels / 127.5 - 1"  # `learn.pixels`
     val_share: Share = 0.1  # of a site's training images, kept for validation
-    by_patient: bool = False  # no patient is in both parts; then every site needs patient ids
+    by_patient: bool = False  # every site needs patient ids; a site that has them never splits a patient
+    slices: str | None = None  # which pictures of volumes and films, such as "middle axial"
 
     @field_validator("classes")
     @classmethod
@@ -86,6 +89,7 @@ class Terms(Frozen):
     init: Literal["common", "own"] = "common"
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
+    privacy: PrivacySettings = PrivacySettings()
     set: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -146,7 +150,9 @@ class Agreement(Frozen):
             raise BadInput(f"the quorum of {self.quorum} is more than the {len(self.sites)} sites of {self.name}")
         for site in self.sites:
             study.spec(site)
-        self.method().check(study)
+        method = self.method()
+        method.check(study)
+        check_privacy(study, method)
         return study
 
     def complete(self) -> None:

@@ -57,6 +57,7 @@ BY_DEFAULT = {
     "centralised": "never_groups",
     "class-ensemble": "seen_by_other_sites",
     "confidence-ensemble": "seen_by_other_sites",
+    "consult": "seen_by_other_sites",
     "ensemble": "seen_by_other_sites",
     "fedmp": "groups",
     "fedmp-fewshot": "groups",
@@ -129,15 +130,18 @@ def test_what_really_leaves_is_refused_like_what_is_declared(name: str) -> None:
     """A plan that passes does not fail after the training; and under an open policy everything passes."""
     study, method, made, counts = answer_of(name)
     payload = method.payload(study, "site-1")
-    policy(**OPEN).check_bundle(made, payload, counts)
-    by_bundle = {"seen_by_other_sites": "min_images_per_class" if "label_counts" in made.groups else None}
+    assert Gate(policy(**OPEN), counts).outgoing(made, payload) == made
+    optional = {group.name for group in payload.up if group.optional}
+    needed = made.groups.keys() - optional
+    by_bundle = {"seen_by_other_sites": "min_images_per_class" if "label_counts" in needed else None}
     rule = BY_DEFAULT.get(name)
     rule = by_bundle.get(rule, rule) if rule else None
+    gate = Gate(Policy(), counts)
     if rule is None:
-        Policy().check_bundle(made, payload, counts)
+        assert gate.outgoing(made, payload).groups.keys() == needed
     else:
         with by_rule(rule):
-            Policy().check_bundle(made, payload, counts)
+            gate.outgoing(made, payload)
 
 
 @pytest.mark.parametrize("name", known())
@@ -374,6 +378,70 @@ def test_metrics() -> None:
 
 def test_an_empty_bundle_needs_no_privacy() -> None:
     leave(policy(**STRICT), bundle())
+
+
+# What a method can do without ----------------------------------------------------------------------------------------
+
+OPTIONAL = Payload(up=(Group("parameters", "", 400), Group("label_counts", "", 32, None, optional=True)))
+STAYS = "label_counts does not leave site-1, and the study goes on without it: policy rule "
+
+
+@pytest.mark.parametrize(
+    ("rules", "counts", "told", "reason"),
+    [
+        ({"never_groups": ["label_counts"]}, MANY, MANY, "never_groups: 'label_counts' never leaves this site"),
+        ({"groups": ["parameters"]}, MANY, MANY, "groups: 'label_counts' is not allowed (allowed: parameters)"),
+        ({}, FEW, MANY, "min_images_per_class: 'label_counts' would leave, and a class has images here, but fewer "),
+        ({}, MANY, FEW, "min_images_per_class: 'label_counts' would leave, and a class has images here, but fewer "),
+        ({}, None, MANY, "min_images_per_class: how many images each class has is not known"),
+    ],
+)
+def test_an_optional_group_stays_and_the_rest_leaves(
+    rules: dict[str, Any], counts: Tensor | None, told: Tensor, reason: str
+) -> None:
+    said: list[str] = []
+    made = bundle(parameters=torch.ones(100), label_counts=told)
+    gate = Gate(policy(**rules), counts, say=said.append)
+    left = gate.outgoing(made, OPTIONAL)
+    assert left.groups.keys() == {"parameters"}
+    assert gate.sent == {0: bundle_bytes(left)}  # what stayed is not counted
+    assert [text.startswith(STAYS + reason) for text in said] == [True]
+    needed = replace(OPTIONAL, up=tuple(replace(group, optional=False) for group in OPTIONAL.up))
+    with by_rule(reason.partition(":")[0]):
+        Gate(policy(**rules), counts).outgoing(made, needed)
+
+
+def test_an_optional_group_that_may_leave_does() -> None:
+    said: list[str] = []
+    made = bundle(parameters=torch.ones(100), label_counts=MANY)
+    assert Gate(Policy(), MANY, say=said.append).outgoing(made, OPTIONAL) == made
+    assert said == []
+
+
+def test_the_other_rules_hold_for_a_bundle_without_what_stays() -> None:
+    made = bundle(parameters=torch.ones(100), label_counts=MANY)
+    size = bundle_bytes(bundle(parameters=torch.ones(100)))
+    Gate(policy(never_groups=["label_counts"], max_bytes_per_round=size), MANY).outgoing(made, OPTIONAL)
+    said: list[str] = []
+    with by_rule("max_bytes_per_round"):
+        rules = policy(never_groups=["label_counts"], max_bytes_per_round=size - 1)
+        Gate(rules, MANY, say=said.append).outgoing(made, OPTIONAL)
+    assert said == []  # nothing left, so nothing was left out of it
+
+
+def test_a_plan_says_what_will_stay() -> None:
+    study, method = tiny.study(method="consult-distilled"), tiny.quick("consult-distilled")
+    payload = method.payload(study, "site-1")
+    assert Policy().check_plan(study, method, payload, KEY, MANY) == {}
+    stay = policy(never_groups=["label_counts"]).check_plan(study, method, payload, KEY, None)
+    assert stay == {"label_counts": "policy rule never_groups: 'label_counts' never leaves this site"}
+    assert Policy().check_plan(study, method, payload, KEY, FEW).keys() == {"label_counts"}
+    without = sum(group.max_bytes for group in payload.up if group.name != "label_counts")
+    policy(never_groups=["label_counts"], max_bytes_per_round=without).check_plan(study, method, payload, KEY, None)
+    with by_rule("max_bytes_per_round"):
+        policy(max_bytes_per_round=without).check_plan(study, method, payload, KEY, None)
+    with by_rule("groups"):  # what the method cannot do without
+        policy(groups=["size", "label_counts"]).check_plan(study, method, payload, KEY, None)
 
 
 # The gate -------------------------------------------------------------------------------------------------------------

@@ -21,12 +21,18 @@ from remote.parties import KEYS, OPEN, SITES
 from wardround.agreement import COORDINATOR, Agreement, write_agreement
 from wardround.remote.flower import launch
 from wardround.remote.flower.certificates import CA, make_certificates, make_node_key
+from wardround.remote.flower.gate import POLL
 from wardround.remote.flower.project import CONNECTION, HOME, write_project
 from wardround.tomltext import to_toml
 
 PATIENCE = 240.0  # seconds; a busy machine is slow, a hung one is not waited for
-# Flower looks for work once a second, three processes each on two cores.
-HURRY = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# A node looks for calls, and Flower's helpers look for work, once a second; a round here is shorter than that.
+HURRY = {
+    POLL: "0.3",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.3",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 
 
 def free_port() -> int:
@@ -84,12 +90,12 @@ class Deployment:
         command = launch.superlink(self.certificates, host, int(port), self.root / "superlink.db")
         self._start("superlink", command, self.root / "superlink")
         self.begin(agreed)
+        until(lambda: self.is_plain or (self.root / "door").exists(), "the starter")
         until(lambda: self._listens(int(port)), "the SuperLink to listen")
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(self._register, SITES))
         for name in SITES:
             self.join(name)
-        until(lambda: self.is_plain or (self.root / "door").exists(), "the starter")
 
     def begin(self, agreed: Agreement, *, wait_for_all: bool = True, round_seconds: float = PATIENCE) -> None:
         """Everyone's folder with a study that nobody has begun."""
@@ -123,7 +129,7 @@ class Deployment:
 
     def launch(self, name: str) -> subprocess.Popen[bytes]:
         """Start the study."""
-        return self._start(name, launch.flwr("run", str(self.project), CONNECTION, "--stream"), self.project / HOME)
+        return self._start(name, self._flwr("run", str(self.project), CONNECTION, "--stream"), self.project / HOME)
 
     def said(self, name: str) -> str:
         return (self.root / f"{name}.log").read_text(errors="replace")
@@ -145,10 +151,14 @@ class Deployment:
 
     def _register(self, name: str) -> None:
         public = make_node_key(self.root / f"{name}.node.key")
-        command = launch.flwr("supernode", "register", str(public), CONNECTION)
-        environment = launch.environment(self.project / HOME)
+        command = self._flwr("supernode", "register", str(public), CONNECTION)
+        environment = self._environment(self.project / HOME)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+    def _flwr(self, *arguments: str) -> list[str]:
+        program, *rest = launch.flwr(*arguments)
+        return [program if self.is_plain else str(self.root / "bin" / "flwr"), *rest]
 
     def _start(self, name: str, command: list[str], home: Path) -> subprocess.Popen[bytes]:
         home.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Flower's app processes, forked from one that has loaded torch: loading takes seconds, and each call is a process.
+"""Flower's short processes, forked from one that has loaded torch: loading takes seconds, and each call is a process.
 
 Started as `starter.py SOCKET` it serves; started under the name of one of Flower's programs it passes its arguments,
 environment and output on to the server, and waits. Only the tests start apps so, and the soak tests do not.
@@ -14,7 +14,11 @@ import sys
 from pathlib import Path
 
 PLACE = "WARDROUND_TEST_STARTER"
-PROGRAMS = ("flwr-clientapp", "flwr-serverapp")
+PROGRAMS = {
+    "flwr": ("flwr.cli.app", "app"),
+    "flwr-clientapp": ("flwr.supernode.cli", "flwr_clientapp"),
+    "flwr-serverapp": ("flwr.superlink.cli", "flwr_serverapp"),
+}
 
 
 def install(folder: Path) -> None:
@@ -37,15 +41,16 @@ def ask(arguments: list[str]) -> int:
 def serve(place: str) -> None:
     import importlib
 
+    import torch
+
     from wardround.methods.registry import known
 
     for module in ("remote.site", "remote.sitedata", "remote.flower.client_app", "remote.flower.server_app"):
         importlib.import_module(f"wardround.{module}")
-    programs = {
-        "flwr-clientapp": importlib.import_module("flwr.supernode.cli").flwr_clientapp,
-        "flwr-serverapp": importlib.import_module("flwr.superlink.cli").flwr_serverapp,
-    }
+    programs = {name: getattr(importlib.import_module(place), main) for name, (place, main) in PROGRAMS.items()}
     known()
+    importlib.import_module("sklearn.cluster")
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # the first optimiser loads seconds of modules
     sys.modules["onnx"] = None  # type: ignore[assignment]  # tests/deploy has ONNX; making it takes seconds
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as door:
@@ -71,6 +76,14 @@ def start(line: socket.socket, programs: dict) -> None:  # type: ignore[type-arg
     sys.argv = order["arguments"]
     Path(os.environ[PLACE]).with_name(f"{sys.argv[0]}.pid").write_text(str(os.getpid()))
     code = 1
+    import traceback
+
+    def hook(event, args):
+        if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.forkpty"):
+            with open("/tmp/sites-w/forks.log", "a") as f:
+                f.write(repr((sys.argv[0], event, args[:2])) + "".join(traceback.format_stack()[-16:-7]) + "\n")
+
+    sys.addaudithook(hook)
     try:
         programs[sys.argv[0]]()
         code = 0

@@ -191,6 +191,12 @@ def test_nothing_is_sent_home_or_installed(tmp_path: Path, monkeypatch: pytest.M
     assert done.stdout == "0\n"
 
 
+def test_a_node_that_waits_does_without_torch() -> None:
+    check = "import sys, wardround.remote.flower.gate; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_a_nodes_settings_survive_flowers_parser(project: Path, tmp_path: Path) -> None:
     from flwr.common.config import parse_config_args
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
+from dicoms import write_dicom
 from remote.parties import agreement
 from wardround.agreement import Agreement
 from wardround.errors import BadInput
+from wardround.progress import Silent
 from wardround.remote.practice import draw_hospitals
 from wardround.remote.sitedata import read_site
 from wardround.settings import checked
@@ -100,3 +102,34 @@ def test_practice_images_can_be_read_as_a_hospitals(tmp_path: Path) -> None:
         draw_hospitals(tmp_path, ["south"], 40)
     with pytest.raises(BadInput, match="too few for eight classes"):
         draw_hospitals(tmp_path / "few", ["north"], 10)
+
+
+def test_a_site_never_splits_a_patient_and_is_told_of_those_in_its_test(tmp_path: Path) -> None:
+    n = 40
+    parts = {f"{part}_images": np.zeros((n, 8, 8, 3), np.uint8) for part in ("train", "test")}
+    parts |= {f"{part}_labels": np.arange(n) % 4 for part in ("train", "test")}
+    parts |= {"train_patient": np.arange(n) // 4, "test_patient": np.arange(n) // 4 + 9}
+    np.savez(tmp_path / "scans.npz", **parts)
+    said: list[str] = []
+    progress = Silent()
+    progress.say = said.append  # type: ignore[method-assign]
+    site = read_site(agreed(val_share=0.2), "site-1", str(tmp_path / "scans.npz"), progress)
+    kept, held = (set(part.patients.tolist()) for part in (site.train, site.val) if part.patients is not None)
+    assert len(kept) + len(held) == 10
+    assert not kept & held
+    assert len(held) == 2
+    assert said == [
+        "note: 1 patients (or lesions) are in both training and test, with 4 of the 40 test images: accuracies on "
+        "these parts are too good"
+    ]
+
+
+def test_the_agreement_says_which_slices(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for i in range(16):
+        film = rng.integers(0, 99, (3, 8, 8), dtype=np.uint8)
+        write_dicom(tmp_path / "films" / CLASSES[i % 4] / f"{i}.dcm", film, PatientID=str(i))
+    with pytest.raises(BadInput, match="has 3 frames"):
+        read_site(agreed(channels=1), "site-1", str(tmp_path / "films"))
+    site = read_site(agreed(channels=1, slices="all"), "site-1", str(tmp_path / "films"))
+    assert len(site.train) + len(site.val) + len(site.test.images) == 48

@@ -10,11 +10,15 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from wardround.errors import BadInput
 
+T = TypeVar("T")
+SCHEMA = 1
+CLOSED = ConfigDict(extra="forbid")  # a field that this version does not know is refused, not dropped
 Points = tuple[tuple[float, float], ...]
 
 
@@ -26,6 +30,7 @@ class Figure:
     value: float | None
     definition: str
     n: int
+    __pydantic_config__ = CLOSED
 
     def __post_init__(self) -> None:
         if self.value is not None and not math.isfinite(self.value):
@@ -42,6 +47,7 @@ class Attack:
     figures: tuple[Figure, ...]
     findings: tuple[str, ...] = ()
     roc: Points = ()  # (false positive rate, true positive rate), where the attack has a threshold
+    __pydantic_config__ = CLOSED
 
     def figure(self, name: str) -> Figure:
         """The figure of this name."""
@@ -54,6 +60,7 @@ class GroupAudit:
 
     group: str
     attacks: tuple[Attack, ...]
+    __pydantic_config__ = CLOSED
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class Audit:
     seed: int
     images: int
     groups: tuple[GroupAudit, ...]
+    __pydantic_config__ = CLOSED
 
     def to_json(self) -> str:
         """Readable text; `from_json` is its inverse."""
@@ -74,15 +82,58 @@ class Audit:
     @staticmethod
     def from_json(text: str | bytes) -> Audit:
         """The record, or a `BadInput` that names what does not fit."""
-        try:
-            return _AUDIT.validate_json(text, strict=True)
-        except (ValidationError, ValueError) as error:
-            found = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
-            where = ".".join(map(str, found["loc"])) or "the text"
-            raise BadInput(f"no record of an audit: {where}: {found['msg']}; run the audit again") from error
+        return _parsed(_AUDIT, text)
+
+
+@dataclass(frozen=True)
+class AuditRecord:
+    """`audit.json`: the audits of several sites, what is averaged over them, and how it was done.
+
+    `effort` is how hard the attacks tried, `notes` what a reader of the figures must know, by site.
+    """
+
+    schema_version: int
+    version: str
+    source: str  # the name of the run or parcel, without its folder
+    effort: dict[str, int]
+    sites: tuple[Audit, ...]
+    averaged: tuple[GroupAudit, ...]
+    notes: dict[str, tuple[str, ...]]
+    privacy: dict[str, dict[str, float]]  # by site, what was promised: epsilon and delta
+    __pydantic_config__ = CLOSED
+
+    def to_json(self) -> str:
+        """Readable text; `from_json` is its inverse."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False, allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str | bytes) -> AuditRecord:
+        """The record, or a `BadInput` that names what does not fit."""
+        return _parsed(_RECORD, text)
+
+
+def _parsed(kind: TypeAdapter[T], text: str | bytes) -> T:
+    try:
+        return kind.validate_json(text, strict=True)
+    except (ValidationError, ValueError) as error:
+        found = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
+        where = ".".join(map(str, found["loc"])) or "the text"
+        raise BadInput(f"no record of an audit: {where}: {found['msg']}; run the audit again") from error
 
 
 _AUDIT = TypeAdapter(Audit)
+_ATTACK = TypeAdapter(Attack)
+_RECORD = TypeAdapter(AuditRecord)
+
+
+def attack_from_json(text: str | bytes) -> Attack:
+    """One attack's part of a record, as an unfinished audit keeps it."""
+    return _parsed(_ATTACK, text)
+
+
+def attack_to_json(attack: Attack) -> str:
+    """The inverse."""
+    return json.dumps(asdict(attack), ensure_ascii=False, allow_nan=False)
 
 
 def averaged(audits: Sequence[Audit]) -> tuple[GroupAudit, ...]:

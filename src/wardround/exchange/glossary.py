@@ -136,6 +136,15 @@ GROUPS: Mapping[str, Words] = {
         "It has learned from the hospital's images. What it invents may resemble the descriptions of real ones, from "
         "which a likeness of an image can be rebuilt.",
     ),
+    "synthetic": Words(
+        "artificial images",
+        "",
+        "They can be looked at. They are computed from the networks of all hospitals, not from any image, and show "
+        "what the networks have learned: colours and shapes that are typical of a class, and perhaps of a hospital's "
+        "devices. A rare or striking image may show through where few were learned from.",
+        "images that the coordinator computed from the networks of all hospitals, each with the class that they see in "
+        "it",
+    ),
     "images": Words(
         "images",
         "the images themselves, with the class of each",

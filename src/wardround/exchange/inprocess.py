@@ -23,6 +23,7 @@ from wardround.learn.predictor import Predictor
 from wardround.learn.side_by_side import Outcome
 from wardround.methods.base import Answer, Context, Method, Work
 from wardround.methods.state import State
+from wardround.privacy.guard import NO_GUARDS, Guard
 
 T = TypeVar("T")
 SITES_IN_STEP = 16  # whose work and answers are held at once; how many of them train at once is the device's matter
@@ -39,7 +40,10 @@ class Exchange:
 
 
 class InProcess:
-    """Sites as objects. `count` is told every bundle that crosses a boundary; `gates` are the sites' policies."""
+    """Sites as objects. `count` is told every bundle that crosses a boundary.
+
+    `gates` are the sites' policies, `guards` what protects their images where the study has privacy on.
+    """
 
     def __init__(
         self,
@@ -48,9 +52,11 @@ class InProcess:
         count: Callable[[Bundle], None],
         in_step: int = SITES_IN_STEP,
         gates: Mapping[str, Gate] = NO_GATES,
+        *,
+        guards: Mapping[str, Guard] = NO_GUARDS,
     ) -> None:
         self.sites = {site.name: site for site in federation.sites}
-        self.train, self.count, self.in_step, self.gates = train, count, in_step, gates
+        self.train, self.count, self.in_step, self.gates, self.guards = train, count, in_step, gates, guards
 
     def exchange(
         self,
@@ -78,14 +84,14 @@ class InProcess:
                 try:
                     if isinstance(outcome, SiteFailed):
                         raise outcome
-                    self._cross(method, ctx, "answer", name, outcome.bundle)
+                    sent = self._cross(method, ctx, "answer", name, self._outgoing(name, outcome.bundle))
                 except (SiteFailed, Refused) as failure:
                     found.failures[name] = str(failure)
                     continue
                 remember(name, outcome.memory)
                 if measure is not None and outcome.trained is not None:
                     measure(name, outcome.trained)
-                found.answers.add(name, outcome.bundle)
+                found.answers.add(name, sent)
         return found
 
     def personalise(
@@ -101,24 +107,35 @@ class InProcess:
                     bundle = ctx.bundle("delivery", name, {})
                 else:
                     self._cross(method, ctx, "delivery", name, bundle)
-                works[name] = method.personal(ctx, self.sites[name], bundle, recall(name))
+                works[name] = self._guarded(ctx, name, method.personal(ctx, self.sites[name], bundle, recall(name)))
             yield from step_together(works, self.train).items()
 
     def _ask(self, ctx: Context, method: Method, name: str, request: Bundle, memory: State) -> Work[Answer]:
         site = self._site(name)
         self._cross(method, ctx, "request", name, request)
         if name in self.gates:
-            self.gates[name].before(ctx.study, method, method.payload(ctx.study, name), coordinator="")
-        return method.answer(ctx, site, request, memory)
+            payload = method.payload(ctx.study, name)
+            promised = self.guards[name].promised() if name in self.guards else {}
+            self.gates[name].before(ctx.study, method, payload, "", promised)
+        return self._guarded(ctx, name, method.answer(ctx, site, request, memory))
 
-    def _cross(self, method: Method, ctx: Context, kind: Kind, site: str, bundle: Bundle) -> None:
-        """What every bundle goes through at a site's boundary."""
+    def _guarded(self, ctx: Context, name: str, work: Work[T]) -> Work[T]:
+        """A site's work under its guard, where the study has privacy on."""
+        return self.guards[name].doing(work, ctx.device.torch) if name in self.guards else work
+
+    def _outgoing(self, name: str, bundle: Bundle) -> Bundle:
+        return self.guards[name].outgoing(bundle) if name in self.guards else bundle
+
+    def _cross(self, method: Method, ctx: Context, kind: Kind, site: str, bundle: Bundle) -> Bundle:
+        """What every bundle goes through at a site's boundary, and what comes out of it."""
         refuse_stray(bundle, Envelope(kind, ctx.study.id, ctx.study.settings.method, site, ctx.round))
         payload = method.payload(ctx.study, site)
         payload.check(bundle)
         if kind == "answer" and site in self.gates:
-            self.gates[site].outgoing(bundle, payload)
+            spent = self.guards[site].spent() if site in self.guards else {}
+            bundle = self.gates[site].outgoing(bundle, payload, privacy=spent)
         self.count(bundle)
+        return bundle
 
     def _site(self, name: str) -> Site:
         if name not in self.sites:

@@ -19,7 +19,8 @@ class Group:
     """One tensor group: what it is in plain words, and its limits.
 
     With `tensors` (name to shape and dtype) a bundle holds exactly these, or some of them where `partial` says so;
-    without, only `max_bytes` binds.
+    without, only `max_bytes` binds. What is `optional` goes whole or not at all: a site's policy that forbids it does
+    not forbid the study.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Group:
     max_bytes: int
     tensors: Mapping[str, tuple[tuple[int, ...], str]] | None = None
     partial: bool = False
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,9 @@ class Payload:
                     expected = group.tensors.get(tensor_name, "no such tensor")
                     raise BadInput(f"{where}: {name}/{tensor_name} is {found}, declared is {expected}")
         for group in declared:
-            missing = set() if group.partial else (group.tensors or {}).keys() - bundle.group(group.name).keys()
-            if missing:
+            missing = (group.tensors or {}).keys() - bundle.group(group.name).keys()
+            left_out = group.optional and group.name not in bundle.groups
+            if missing and not (group.partial or left_out):
                 raise BadInput(f"{where} lacks {group.name}/{min(missing)}, which {bundle.envelope.method} declared")
 
 

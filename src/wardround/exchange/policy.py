@@ -3,7 +3,8 @@
 A policy is a TOML file of the site's own; the coordinator never sees it and cannot relax it. It is held against the
 method's declaration before any training starts, and against the bundle itself before anything is written or sent, so a
 declaration that does not tell the truth is caught. Nothing of a bundle is ever altered to fit: what a rule forbids is
-refused, by the rule's name, and the site decides what to do.
+refused, by the rule's name, and the site decides what to do. Only a group that the method declares as optional is left
+out whole, and the rest goes.
 
 A refusal may reach the coordinator, as a reason for not answering. So its text never tells what a rule protects: not
 which class has few images, nor how few.
@@ -12,8 +13,8 @@ which class has few images, nor how few.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -33,21 +34,8 @@ from wardround.study import Study
 LABEL_COUNTS = "label_counts"
 # What leaves unless the site says otherwise: sums and averages over many images, and networks trained on them.
 ORDINARY = (
-    PARAMETERS,
-    STATISTICS,
-    COUNTERS,
-    SIZE,
-    LABEL_COUNTS,
-    "prototypes",
-    "score",
-    "trace",
-    "fisher",
-    "fisher_weights",
-    "sensitivity",
-    "update",
-    "update_left",
-    "update_right",
-    "generator",
+    *(PARAMETERS, STATISTICS, COUNTERS, SIZE, LABEL_COUNTS, "prototypes", "score", "trace", "fisher", "fisher_weights"),
+    *("sensitivity", "update", "update_left", "update_right", "generator"),
 )
 # Something of single images: leaves only where the site's list names it; the word "any" is not enough.
 OF_SINGLE_IMAGES = ("images", "embeddings", "subspace")
@@ -110,8 +98,8 @@ class Policy(Frozen):
         coordinator: str,
         counts: Tensor | None,
         privacy: Mapping[str, float] = NOTHING,
-    ) -> None:
-        """Before training: hold every rule against what the method declares.
+    ) -> dict[str, str]:
+        """Before training: hold every rule against what the method declares; optional groups that would stay, and why.
 
         `coordinator` is the fingerprint of its key, empty where it has none. `counts` is how many images of each class
         the site trains on; where they are not known yet, `check_bundle` sees to them. `privacy` is what the method
@@ -121,17 +109,38 @@ class Policy(Frozen):
         if not self.methods_from_files and known().get(method.name) is not type(method):
             raise _refused("methods_from_files", f"{method.name!r} is not built in")
         self._check_coordinator(coordinator)
-        up = [group.name for group in payload.up]
+        stay = {name: reason for name in _optional(payload) if (reason := self._forbids(name, counts))}
+        groups = [group for group in payload.up if group.name not in stay]
+        up = [group.name for group in groups]
         if not up:
-            return
+            return stay
         self._check_groups(up)
         if not self.seen_by_other_sites and payload.seen_by not in KEPT_FROM_OTHER_SITES:
             raise _refused("seen_by_other_sites", f"what this site sends would be seen by {payload.seen_by}")
-        a_round, rounds = sum(group.max_bytes for group in payload.up), method.rounds(study)
+        a_round, rounds = sum(group.max_bytes for group in groups), method.rounds(study)
         self._check_bytes(a_round, a_round * rounds, f"{method.name} may send")
         if counts is not None:
             self._check_counts(up, counts)
         self._check_privacy(privacy)
+        return stay
+
+    def staying(self, bundle: Bundle, payload: Payload, counts: Tensor | None) -> dict[str, str]:
+        """The optional groups of a bundle that a rule forbids, each with the rule."""
+        named = _optional(payload) & bundle.groups.keys()
+        alone = {name: replace(bundle, groups={name: bundle.groups[name]}) for name in named}
+        return {name: reason for name, part in alone.items() if (reason := self._forbids(name, counts, part))}
+
+    def _forbids(self, group: str, counts: Tensor | None, bundle: Bundle | None = None) -> str:
+        """The rule that forbids one group, and why, or nothing."""
+        try:
+            self._check_groups([group])
+            if bundle is not None:
+                self._check_classes(bundle, counts)
+            elif counts is not None:
+                self._check_counts([group], counts)
+        except Refused as refusal:
+            return str(refusal).partition(";")[0]
+        return ""
 
     def check_bundle(
         self,
@@ -222,16 +231,24 @@ class Gate:
     """A site's boundary: its policy, what the rules need to know of the site, and what has left so far.
 
     `counts` is how many images of each class the site trains on, `sent` the bytes that have left by round. A transport
-    that goes on after a stop makes the gate anew, with `sent` out of its receipts.
+    that goes on after a stop makes the gate anew, with `sent` out of its receipts. `say` is told what is left out.
     """
 
     policy: Policy
     counts: Tensor | None = None
     sent: dict[int, int] = field(default_factory=dict)
+    say: Callable[[str], None] = lambda text: None
 
-    def before(self, study: Study, method: Method, payload: Payload, coordinator: str) -> None:
+    def before(
+        self,
+        study: Study,
+        method: Method,
+        payload: Payload,
+        coordinator: str,
+        privacy: Mapping[str, float] = NOTHING,
+    ) -> None:
         """Before the site trains."""
-        self.policy.check_plan(study, method, payload, coordinator, self.counts)
+        self.policy.check_plan(study, method, payload, coordinator, self.counts, privacy)
 
     def outgoing(
         self,
@@ -239,14 +256,26 @@ class Gate:
         payload: Payload,
         metrics: Mapping[str, float] = NOTHING,
         privacy: Mapping[str, float] = NOTHING,
-    ) -> None:
-        """Before an answer is written or sent; what passes is counted. An answer that is sent again passed before."""
+    ) -> Bundle:
+        """Before an answer is written or sent: what of it leaves, without optional groups that a rule forbids.
+
+        What passes is counted. An answer that is sent again passed before.
+        """
+        stay = self.policy.staying(bundle, payload, self.counts)
+        bundle = replace(bundle, groups={name: group for name, group in bundle.groups.items() if name not in stay})
         round = bundle.envelope.round
         before, in_all = self.sent.get(round, 0), sum(self.sent.values())
         self.policy.check_bundle(
             bundle, payload, self.counts, metrics, privacy, sent_in_round=before, sent_in_study=in_all
         )
         self.sent[round] = before + bundle_bytes(bundle)
+        for name, reason in sorted(stay.items()):
+            self.say(f"{name} does not leave {bundle.envelope.site}, and the study goes on without it: {reason}")
+        return bundle
+
+
+def _optional(payload: Payload) -> set[str]:
+    return {group.name for group in payload.up if group.optional}
 
 
 def bundle_bytes(bundle: Bundle) -> int:
@@ -359,8 +388,8 @@ seen_by_other_sites = false
 # Figures about this site's own results: "none" leave, "all" do, or a list such as ["validation_accuracy"].
 metrics = "none"
 
-# Differential privacy that must be promised for anything to leave. No method of this version promises any, so these
-# three lines refuse every method that sends something.
+# Differential privacy that must be promised for anything to leave. A study promises it with privacy.epsilon, for
+# methods that docs/privacy.md lists; with these three lines any other study is refused.
 # [privacy]
 # max_epsilon = 8.0
 # max_delta = 1e-5

@@ -137,9 +137,11 @@ def policy(study: StudyOption = STUDY, file: PolicyFile = None) -> None:
         trust = read_study(study)
         agreed, method = trust.agreement.study(), trust.agreement.method()
         coordinator = trust.key_of(COORDINATOR).fingerprint
+        stay: dict[str, str] = {}
         for site in agreed.sites:
-            rules.check_plan(agreed, method, method.payload(agreed, site), coordinator, None)
+            stay |= rules.check_plan(agreed, method, method.payload(agreed, site), coordinator, None)
         say(f"It lets study {trust.agreement.name} pass; what would really leave is checked again.")
+        say(*(f"Without {name}, which the study can do without: {reason}." for name, reason in sorted(stay.items())))
 
 
 def _desk(study: Path, key: Path | None, policy: Path | None, device: str) -> SiteDesk:

@@ -44,7 +44,7 @@ def new(
     chosen = _settings(settings, preset, {key: value for key, value in flags.items() if value is not None}, set_ or [])
     if study.exists():
         raise BadInput(f"{study} exists already; choose another name")
-    task = {"classes": _names(classes), "size": size, "channels": channels}
+    task = {"classes": _names(classes), "size": size, "channels": channels, "slices": chosen.data.slices}
     terms: dict[str, Any] = {"sites": tuple(_names(sites)), "quorum": quorum, "deadline": _deadline(deadline)}
     placeholder = agree_on(
         chosen, name=name or study.stem, task=task, coordinator="", **terms

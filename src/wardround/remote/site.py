@@ -12,7 +12,7 @@ request of the first round is worked out here from the agreement, so nothing nee
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
@@ -35,6 +35,10 @@ from wardround.learn.predictor import Predictor
 from wardround.measure import Tally, tally
 from wardround.methods.base import Answer
 from wardround.methods.state import State
+from wardround.privacy.account import SpentRow
+from wardround.privacy.guard import Guard, guard_for
+from wardround.privacy.plan import is_on
+from wardround.privacy.secret import FILE, keep_secret
 from wardround.progress import NO_PROGRESS, Silent
 from wardround.remote.register import Register, Valid, hand_out, utc_now
 from wardround.remote.resign import under_this_key
@@ -72,6 +76,7 @@ class DeskRecord(Valid):
     delivery: Arrived | None = None
     answered: tuple[Answered, ...] = ()
     sent: dict[int, int] = Field(default_factory=dict)  # bytes that have left, by round
+    spent: tuple[SpentRow, ...] = ()  # of differential privacy, by all that has left
 
     def files(self) -> set[str]:
         """The files that this record needs."""
@@ -149,17 +154,32 @@ class SiteDesk:
                     f"round {before.round + 1} was answered before, for another request; if the "
                     "coordinator told you that it redoes the round, run the command again with --again",
                 )
-        gate = Gate(self.policy, site.train.counts(), dict(record.sent))
-        gate.before(self.study, self.method, self.payload, self.trust.key_of(COORDINATOR).fingerprint)
+        gate = Gate(self.policy, site.train.counts(), dict(record.sent), self._note)
+        spent = list(record.spent)
+        guard = self._guard(site, spent)
+        promised = guard.promised() if guard is not None else {}
+        gate.before(self.study, self.method, self.payload, self.trust.key_of(COORDINATOR).fingerprint, promised)
         refuse_stray(request, self._envelope("request", round))
-        ctx = self.workplace.context(self.study, round)
-        done = self.workplace.do(self.name, self.method.answer(ctx, site, request, self._memory(record, round)))
-        metrics = self.policy.leaving(self._metrics(site, done))
-        gate.outgoing(done.bundle, self.payload, metrics)
-        return self._store(record, done, sha256, metrics, gate.sent)
+        ctx = self.workplace.context(self.study, round, note=self._note)
+        work = self.method.answer(ctx, site, request, self._memory(record, round))
+        if guard is None:
+            done = self.workplace.do(self.name, work)
+            metrics, privacy = self.policy.leaving(self._metrics(site, done)), {}
+        else:
+            done = self.workplace.do(self.name, guard.doing(work, self.device.torch))
+            done = replace(done, bundle=guard.outgoing(done.bundle))
+            metrics, privacy = {}, guard.spent()  # a loss or an accuracy would tell of images without noise
+        done = replace(done, bundle=gate.outgoing(done.bundle, self.payload, metrics, privacy))
+        changed = record.model_copy(update={"sent": gate.sent, "spent": tuple(spent)})
+        return self._store(changed, done, sha256, metrics, privacy)
 
     def _store(
-        self, record: DeskRecord, done: Answer, request: str, metrics: dict[str, float], sent: dict[int, int]
+        self,
+        record: DeskRecord,
+        done: Answer,
+        request: str,
+        metrics: dict[str, float],
+        privacy: dict[str, float],
     ) -> Answered:
         """The signed answer and the memory after it, valid together or not at all; read back before it may leave."""
         round = done.bundle.envelope.round
@@ -170,12 +190,12 @@ class SiteDesk:
         parcel = self.register.path(stored.parcel)
         with disk_errors(self.register.folder):
             done.memory.write(self.register.path(stored.memory))
-            write_parcel(parcel, done.bundle, self.key, made=self.clock(), metrics=metrics, answers=request)
+            made = self.clock()
+            write_parcel(parcel, done.bundle, self.key, made=made, metrics=metrics, answers=request, privacy=privacy)
         own = {self.key.public.fingerprint: self.key.public}
         read_parcel(parcel, own, self.payload, self._envelope("answer", round))
         kept = [answer for answer in record.answered if answer.round < round][-(ROUNDS_KEPT - 1) :]
-        changed = record.model_copy(update={"answered": (*kept, stored), "sent": sent})
-        self.register.commit(changed)
+        self.register.commit(record.model_copy(update={"answered": (*kept, stored)}))
         return stored
 
     def _under_this_key(self, record: DeskRecord, stored: Answered) -> Answered:
@@ -188,6 +208,15 @@ class SiteDesk:
         answered = tuple(again if answer == stored else answer for answer in record.answered)
         self.register.commit(record.model_copy(update={"answered": answered}))
         return again
+
+    def _guard(self, site: Site, spent: list[SpentRow]) -> Guard | None:
+        """What protects the site's images where the study has privacy on; what it spends is added to `spent`."""
+        if not is_on(self.study.settings.privacy):
+            return None
+        secret = keep_secret(self.folder / FILE)
+        return guard_for(
+            self.study, self.method, site, secret, tuple(spent), on_spent=spent.append, progress=self.progress
+        )
 
     def _metrics(self, site: Site, done: Answer) -> dict[str, float]:
         """What the coordinator might want to know of this round; whether it leaves is the policy's matter."""
@@ -249,9 +278,11 @@ class SiteDesk:
                 raise BadInput("there is nothing to take home yet; first receive the coordinator's delivery parcel")
             delivered = self._read(record.delivery, "delivery")
             round = record.delivery.round
-            ctx = self.workplace.context(self.study, round)
+            ctx = self.workplace.context(self.study, round, note=self._note)
             memory = self._memory(record, round + 1)
-            predictor = self.workplace.do(self.name, self.method.personal(ctx, site, delivered, memory))
+            work = self.method.personal(ctx, site, delivered, memory)
+            guard = self._guard(site, list(record.spent))
+            predictor = self.workplace.do(self.name, work if guard is None else guard.doing(work, self.device.torch))
             found = self._tally(predictor, site.test.images)
             return TakenHome(predictor, found.n, found.accuracy(), found.balanced_accuracy(), record.delivery.sha256)
 
@@ -321,6 +352,9 @@ class SiteDesk:
         """What the site remembered when it went into a round."""
         earlier = [answer for answer in record.answered if answer.round < before]
         return State.from_bytes(self.register.bytes_of(earlier[-1].memory)) if earlier else State()
+
+    def _note(self, text: str) -> None:
+        self.progress.say(f"note: {text}")
 
     def _tally(self, predictor: Predictor, images: ImageSet) -> Tally:
         with one_thread_per_worker():

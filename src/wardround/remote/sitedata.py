@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from wardround.agreement import Agreement, Task
+from wardround.data.federate import patient_notes
 from wardround.data.federation import LocalTest, Site
 from wardround.data.imageset import ImageSet, merge
 from wardround.data.sources import default_data_folder, load
@@ -20,16 +21,19 @@ from wardround.progress import NO_PROGRESS, Silent
 
 
 def read_site(agreement: Agreement, name: str, source: str, progress: Silent = NO_PROGRESS) -> Site:
-    """The images of site `name`: a folder of class folders, an `.npz` file or a named set.
+    """The images of site `name`: any source that a run reads (see docs/your-images.md).
 
-    An official validation part is trained on, and a validation share of its own is held out, as in a run; the site is
-    tested on the official test part.
+    An official validation part is trained on, and a validation share of its own is held out, as in a run: by patient
+    where it has patient ids. The site is tested on the official test part.
     """
     task = agreement.task
-    data = load(source, default_data_folder(), size=task.size, progress=progress)
+    data = load(source, default_data_folder(), size=task.size, progress=progress, slices=task.slices)
     train = merge([data.train, data.val]) if data.val is not None and len(data.val) else data.train
+    for note in (*data.notes, *patient_notes(train, data.test)):
+        progress.say(f"note: {note}")
     own, test = (as_agreed(part, task, data.name) for part in (train, data.test))
-    train, val, _ = Splits("natural", val_share=task.val_share, by_patient=task.by_patient).split(name, own)
+    by_patient = task.by_patient or own.patients is not None
+    train, val, _ = Splits("natural", val_share=task.val_share, by_patient=by_patient).split(name, own)
     return Site(name, train, val, LocalTest(test, None))
 
 

@@ -10,7 +10,9 @@ which this site has installed, and not one line of code. Anything else stops the
 from __future__ import annotations
 
 import io
+import os
 import signal
+import time
 import tomllib
 import zipfile
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from wardround.remote.flower.project import COMPONENTS
 PROJECT = "pyproject.toml"
 LISTING = ".info/CONTENT"  # Flower's list of what a bundle holds
 MOST_BYTES = 2**16
+POLL, POLL_SECONDS = "WARDROUND_NODE_POLL_SECONDS", 1.0
 
 
 def refuse_code(bundle: bytes) -> None:
@@ -43,7 +46,12 @@ def refuse_code(bundle: bytes) -> None:
 
 
 def guarded(pull: Callable[..., Any], stop: Callable[[BadInput], NoReturn]) -> Callable[..., Any]:
-    """Flower's function that fetches a message and the project it belongs to, with our look into the project."""
+    """Flower's function that fetches a message and the project it belongs to, with our look into the project.
+
+    It returns when there is a message. Flower would wait for three seconds after each look that finds none, which is
+    the better part of a short round.
+    """
+    seconds = float(os.environ.get(POLL, POLL_SECONDS))
 
     def pull_guarded(**given: Any) -> Any:
         fetch = given.pop("get_fab")
@@ -56,7 +64,9 @@ def guarded(pull: Callable[..., Any], stop: Callable[[BadInput], NoReturn]) -> C
                 stop(error)
             return fab
 
-        return pull(get_fab=get_fab, **given)
+        while (run := pull(get_fab=get_fab, **given)) is None:
+            time.sleep(seconds)
+        return run
 
     return pull_guarded
 

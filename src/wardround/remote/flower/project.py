@@ -16,8 +16,6 @@ from typing import Any
 from wardround import __version__
 from wardround.errors import BadInput
 from wardround.files import disk_errors, write_atomically
-from wardround.remote.hubrecord import HubRecord
-from wardround.remote.register import Register
 from wardround.tomltext import to_toml
 
 CONNECTION = "local-deployment"  # what `flwr` calls the SuperLink
@@ -64,6 +62,9 @@ def wait_for_superlink(folder: Path, seconds: float = 60.0) -> None:
 
 def is_over(folder: Path) -> bool:
     """Whether the hub of the project's study has closed its last round."""
+    from wardround.remote.hubrecord import HubRecord  # loads torch, which a node itself does without
+    from wardround.remote.register import Register
+
     study = Path(str(_read(folder / "pyproject.toml")["tool"]["flwr"]["app"]["config"]["study"]))
     record = Register(study.parent / "hub", HubRecord, "hub.json").read()
     return record is not None and record.current is None

@@ -1,0 +1,108 @@
+"""Whether a study can keep what its privacy settings say, asked before anything is trained.
+
+(ε, δ) is promised only where everything that leaves a site has gone through DP-SGD, or through noise of its own. So it
+is promised by method, for those that touch images in training and nowhere else: a method that also sends class means,
+or weighs models on its images, would leak beside the noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from wardround.errors import BadInput
+from wardround.exchange.bundle import PARAMETERS, SIZE
+from wardround.exchange.policy import LABEL_COUNTS
+from wardround.methods.base import Method
+from wardround.models import spec_layout
+from wardround.models.registry import names
+from wardround.settings import ModelSettings, PrivacySettings
+from wardround.study import Study
+
+# One fit a round, nothing else computed from images. `size`, the number of images, is taken as public.
+COVERED = (
+    *("local", "fedavg", "fedprox", "fedper", "fedntd", "moon"),
+    *("ensemble", "confidence-ensemble", "class-ensemble"),
+)
+
+
+def trains_privately(settings: PrivacySettings) -> bool:
+    """Whether sites train by DP-SGD."""
+    return settings.epsilon is not None or settings.noise is not None
+
+
+def is_on(settings: PrivacySettings) -> bool:
+    """Whether a site changes anything before it leaves."""
+    return trains_privately(settings) or settings.counts_epsilon is not None or settings.feature_clip is not None
+
+
+def count_tables(study: Study, method: Method) -> int:
+    """How many tables of label counts a site sends at most."""
+    privacy = study.settings.privacy
+    if privacy.counts_epsilon is None or not study.sites:
+        return 0
+    sent = [group.name for group in method.payload(study, study.sites[0]).up]
+    return method.rounds(study) if LABEL_COUNTS in sent else 0
+
+
+def check(study: Study, method: Method) -> None:
+    """Refuse a study whose privacy settings cannot be kept; the method and the setting are named."""
+    privacy = study.settings.privacy
+    if privacy.feature_noise and privacy.feature_clip is None:
+        raise BadInput("privacy.feature_noise is measured by privacy.feature_clip, which is not set; set it, too")
+    if not trains_privately(privacy):
+        return
+    _refuse_batch_norm(study, method)
+    if method.name not in COVERED:
+        raise BadInput(
+            f"no (ε, δ) can be promised for {method.name}, which uses images beyond DP-SGD; use one of "
+            f"{', '.join(COVERED)}, or leave privacy.epsilon and privacy.noise out"
+        )
+    train = study.settings.train
+    if train.keep != "last":
+        raise BadInput('train.keep = "best" looks at validation images without noise; with privacy, use "last"')
+    if train.clip_norm is not None:
+        raise BadInput("train.clip_norm has no place beside privacy.clip, which cuts each image's gradient; remove it")
+    if train.checkpointing:
+        raise BadInput("training with privacy cannot recompute stages; set train.checkpointing = false")
+    if train.precision != "fp32":
+        raise BadInput('training with privacy computes in full precision; set train.precision = "fp32"')
+    _refuse_unnoised_groups(study, method)
+    counts = (privacy.counts_epsilon or 0.0) * count_tables(study, method)
+    if privacy.epsilon is not None and counts >= privacy.epsilon:
+        raise BadInput(
+            f"noised counts alone cost ε = {counts:g} of privacy.epsilon = {privacy.epsilon:g}; lower "
+            "privacy.counts_epsilon"
+        )
+
+
+def _refuse_batch_norm(study: Study, method: Method) -> None:
+    """Methods that learn from batch-norm statistics are named; for the others there is a network to take instead."""
+    with_norm = sorted({study.spec(s).name for s in study.sites if spec_layout(study.spec(s)).has_batch_norm})
+    if not with_norm:
+        return
+    model = study.settings.model.model_copy(update={"name": "small-gn", "per_site": {}, "stem": None})
+    try:
+        method.check(_under(study, model))
+    except BadInput as error:
+        raise BadInput(
+            f"DP-SGD cannot train batch norm, and {str(error).partition(';')[0]}; use another method than "
+            f"{method.name}, or leave privacy.epsilon and privacy.noise out"
+        ) from error
+    instead = [f"{name}-gn" for name in with_norm if f"{name}-gn" in names()] or ["small-gn", "resnet18-gn"]
+    raise BadInput(
+        f"DP-SGD cannot train {', '.join(with_norm)}: batch norm lets one image change what becomes of others; use "
+        f"model.name = {' or '.join([*instead, 'cnn4'])}"
+    )
+
+
+def _under(study: Study, model: ModelSettings) -> Study:
+    return replace(study, settings=study.settings.model_copy(update={"model": model}))
+
+
+def _refuse_unnoised_groups(study: Study, method: Method) -> None:
+    covered = {PARAMETERS, SIZE, *([LABEL_COUNTS] if study.settings.privacy.counts_epsilon is not None else [])}
+    for site in study.sites:
+        for group in method.payload(study, site).up:
+            if group.name not in covered:
+                advice = "set privacy.counts_epsilon" if group.name == LABEL_COUNTS else "use another method"
+                raise BadInput(f"{method.name} sends {group.name}, on which there is no noise; {advice}")
