@@ -23,8 +23,9 @@ import torch
 from PIL import Image
 
 from common import report
-from wardround.data.cache import Source, read_images
+from wardround.data.cache import read_images
 from wardround.data.imageset import ImageSet
+from wardround.data.reading import Source
 from wardround.learn.fit import Fit, Recipe
 from wardround.learn.trainer import train_one
 from wardround.models import NetSpec, fresh

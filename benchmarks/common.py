@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
+from wardround.papers.runs import machine
 
-
-def machine() -> str:
-    """The machine in one line."""
-    if torch.cuda.is_available():
-        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
-    cores = len(os.sched_getaffinity(0))
-    return f"{platform.machine()}, {cores} cores, torch {torch.__version__}, Python {platform.python_version()}"
+__all__ = ["machine", "median", "report"]
 
 
 def median(measure: Callable[[], float], n: int) -> float:

@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 
 from common import report
-from fedkper_entries import study_tree
 from wardround.exchange.inprocess import InProcess
 from wardround.learn.device import Device, one_thread_per_worker
 from wardround.learn.side_by_side import train_many
 from wardround.methods.base import Context, Method
 from wardround.methods.registry import make
 from wardround.methods.state import State
+from wardround.papers.fedkper import study_tree
 from wardround.progress import Silent
 from wardround.run import Prepared, prepare
 from wardround.settings import validate

@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedkper_entries import ABLATIONS, COLUMNS, ENTRIES, PROTOCOL, PUBLISHED, SITES
+from fedkper_entries import ABLATIONS, COLUMNS, ENTRIES, published
+from wardround.papers.fedkper import MEASURES, PROTOCOL, SECONDS, sites_of
+from wardround.papers.summaries import averaged, grouped
 
-MEASURES = {
-    "mean_shared_global_accuracy": "the shared model on the global test, mean over rounds",
-    "backward_transfer": "change of the shared model on sites' local tests since they last took part, mean over rounds",
-    "shared_global_consistency": "consistency of the shared model on the global test",
-    "mean_trained_local_accuracy": "asked sites right after their training on their local tests, mean over rounds",
-    "worst_trained_local_accuracy": "the lowest of these in a round, mean over rounds",
-    "trained_local_consistency": "consistency of these by round",
-    "balance_over_rounds": "the mean of global and local",
-    "deviation_shared_global": "standard deviation over rounds of the first",
-    "deviation_backward_transfer": "standard deviation over rounds of the second",
-    "deviation_trained_local": "standard deviation over rounds of the fourth",
-    "bottom_decile_trained_local_accuracy": "sites' means over their rounds, the lowest tenth of the sites",
-    "rounds_to_convergence": "first round from which the running mean of five stays within a point of its final value",
-    "shared_global_accuracy": "the shared model on the global test after the last round",
-    "shared_local_accuracy": "the shared model on sites' local tests after the last round",
-    "local_accuracy": "what sites deploy at the end on their local tests",
-    "global_accuracy": "what sites deploy at the end on the global test",
-}
-SERIES = {
-    "shared_global_accuracy": "the shared model on the global test after each round",
-    "trained_local_accuracy": "the round's sites right after their training on their local tests",
-    "backward_transfer": "by round",
-    "seconds": "of work from the beginning to the round's end, without measuring",
-    "bytes": "from the beginning to the round's end",
-}
-SECONDS = "of the run, measuring included, without the time it lay stopped; `jobs` entries shared the machine"
 PUBLISHED_WORDS = "FedKPer (arXiv 2605.00698), Table 1, means of 3 seeds on the authors' protocol"
 BUDGETS = (0.25, 0.5, 0.75, 1.0)  # of the time that the fastest of the compared takes
 BY_TIME = ("fedavg", "fedkper")  # its Figure 5
@@ -46,13 +21,9 @@ Record = Mapping[str, Any]
 def summarise(entries: Iterable[Record], study: Record) -> list[dict[str, Any]]:
     """Mean and sample standard deviation over seeds by entry, with ranks among the methods of the table.
 
-    Entries of one label under different settings are never averaged together: they are rows of their own. Published
-    figures stand beside a study of the paper's protocol only.
+    Published figures stand beside a study of the paper's protocol only.
     """
-    groups: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
-    for entry in entries:
-        groups[entry["set"], entry["entry"], entry["recipe"]].append(entry)
-    rows = [_row(images, label, found, study) for (images, label, _), found in groups.items()]
+    rows = [_row(found, study) for found in grouped(entries, "set")]
     order = {entry.label: number for number, entry in enumerate((*ENTRIES, *ABLATIONS))}
     compared = {entry.label for entry in ENTRIES}
     for key in COLUMNS:
@@ -63,28 +34,14 @@ def summarise(entries: Iterable[Record], study: Record) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: order.get(row["entry"], len(order)))
 
 
-def _row(images: str, label: str, found: Sequence[Record], study: Record) -> dict[str, Any]:
-    means, deviations = {}, {}
-    for measure in MEASURES:
-        values = [entry["figures"][measure] for entry in found if entry["figures"][measure] is not None]
-        means[measure] = round(statistics.fmean(values), 5) if values else None
-        deviations[measure] = round(statistics.stdev(values), 5) if len(values) > 1 else None
-    stated = PUBLISHED.get(images, {}).get(label) if _is_the_papers(images, study) else None
-    return {
-        "set": images,
-        "entry": label,
-        "recipe": found[0]["recipe"],
-        "seeds": sorted(entry["seed"] for entry in found),
-        "mean": means,
-        "standard_deviation": deviations,
-        "rank": {},
-        "seconds": round(statistics.fmean(entry["seconds"] for entry in found), 1),
-        "published": None if stated is None else dict(zip(COLUMNS, stated, strict=True)),
-    }
+def _row(found: Sequence[Record], study: Record) -> dict[str, Any]:
+    images, label = found[0]["set"], found[0]["entry"]
+    stated = published(images, label) if _is_the_papers(images, study) else None
+    return {"set": images, "entry": label, **averaged(found, MEASURES, 5), "rank": {}, "published": stated}
 
 
 def _is_the_papers(images: str, study: Record) -> bool:
-    return (study["rounds"], study["data"]["sites"]) == (PROTOCOL["rounds"], SITES.get(images))
+    return (study["rounds"], study["data"]["sites"]) == (PROTOCOL["rounds"], sites_of(images))
 
 
 def markdown(results: Record) -> str:

@@ -3,7 +3,7 @@
 Each entry is a run of its own in the folder `--work`, so a killed one goes on where it stood while that folder is
 there; its figures go into `--out` when it ends, and what `--out` holds is never done again. `--seconds` stops before an
 entry that would take longer than what is left, judged by earlier entries. `--jobs` does several at once; their seconds
-are then those of entries that share a machine. All settings are in `fedkper_entries.py`.
+are then those of entries that share a machine. All settings are in `wardround.papers`.
 
     python benchmarks/fedkper_table.py bloodmnist.npz --out papers/fedkper_table1.json --ablations
     python benchmarks/fedkper_table.py --table --out papers/fedkper_table1.json
@@ -18,39 +18,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedkper_entries import Cell, chosen, header, plan, study_tree
-from fedkper_summary import MEASURES, PUBLISHED_WORDS, SECONDS, SERIES, markdown, summarise
-from resumable import Plan, Results, Runs, add_options, begin, fill, images_hash
+from fedkper_entries import chosen
+from fedkper_summary import PUBLISHED_WORDS, markdown, summarise
+from scripts import add_options, begin, fill
 from wardround.errors import BadInput
-
-NAME = "fedkper_table1"
-
-
-class Table(Runs):
-    """Entries with their figures over rounds, and the rounds themselves."""
-
-    def figures(self, planned: Plan, run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Every measure, and a list by round of every series."""
-        values = {headline["key"]: headline["value"] for headline in result["headlines"]}
-        rounds = {key: [_short(point[key]) for point in result["rounds"]] for key in SERIES}
-        return {"figures": {key: _short(values.get(key)) for key in MEASURES}, "rounds": rounds}
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 5)
+from wardround.papers.cells import images_hash
+from wardround.papers.fedkper import NAME, SAME, FedKPer, cell, head, header, plan, study_tree
+from wardround.papers.results import Results
 
 
 def open_results(path: Path, images: str, study: dict[str, Any]) -> Results:
     """The file of results of these images and settings."""
-    head = {
-        "benchmark": NAME,
-        "set": images,
-        "study": study,
-        "measures": {**MEASURES, "seconds": SECONDS},
-        "series": SERIES,
-        "published": PUBLISHED_WORDS,
-    }
-    return Results(path, head, ("set", "study"), lambda entries: summarise(entries, study))
+    whole = {**head(images, study), "published": PUBLISHED_WORDS}
+    return Results(path, whole, SAME, lambda entries: summarise(entries, study))
+
+
+def _table(tree: Mapping[str, Any]) -> str:
+    """The table of a file, whoever wrote it last."""
+    return markdown({**tree, "summary": summarise(tree["entries"], tree["study"])})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--sites", type=int)
     add_options(parser)
-    return begin(parser.parse_args(arguments), NAME, markdown, _start)
+    return begin(parser.parse_args(arguments), NAME, _table, _start)
 
 
 def _start(options: argparse.Namespace) -> int:
@@ -77,9 +62,9 @@ def _start(options: argparse.Namespace) -> int:
     results = open_results(options.out, options.images.stem, header(tree))
     hashed = images_hash(options.images)
     # Every entry of one seed before the next seed.
-    cells = [Cell(options.images, seed) for seed in dict.fromkeys(options.seeds)]
-    plans = [plan(tree, entry, cell, hashed) for cell in cells for entry in entries]
-    return fill(options, Table, results, plans, markdown, began)
+    cells = [cell(options.images, seed) for seed in dict.fromkeys(options.seeds)]
+    plans = [plan(tree, entry, where, hashed) for where in cells for entry in entries]
+    return fill(options, FedKPer, results, plans, markdown, began)
 
 
 if __name__ == "__main__":

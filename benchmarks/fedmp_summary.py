@@ -4,46 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from scipy.stats import t as student  # type: ignore[import-untyped]  # scikit-learn brings it along
 
-from fedmp_entries import (
-    ABLATIONS,
-    BASELINES,
-    FEDAVG,
-    FEDMP,
-    FEWSHOT,
-    STAGE_UPLOAD,
-    STAGES,
-    TABLE_1,
-    TABLE_2,
-    TABLE_3,
-    TABLE_4,
-)
+from fedmp_entries import ABLATIONS, BASELINES, FEDAVG, FEDMP, FEWSHOT, STAGE_UPLOAD, STAGES, published
+from wardround.papers.fedmp import MEASURES, SECONDS
+from wardround.papers.summaries import averaged, grouped
 
-MEASURES = {
-    "shared_global_accuracy": "the shared model on the merged test after the last round",
-    "best_round_shared_global_accuracy": "the same in its best round, chosen on the test set and so optimistic",
-    "mean_shared_global_accuracy": "the same, mean over rounds",
-    "global_balanced_accuracy": "mean recall of the classes of what sites deploy on the merged test, mean over sites",
-    "shared_local_accuracy": "the shared model on each site's own test, mean over sites",
-    "worst_site_accuracy": "what a site deploys on its own test, the lowest of the sites",
-    "rounds_to_convergence": "first round from which the running mean of five stays within a point of its final value",
-    "bytes": "up and down in all rounds, without what sites take home",
-    "bytes_to_convergence": "the same up to the round of convergence",
-    "feature_distance": "FedMP's Eq. 4 at the end: the distance of a site's features to all sites' of the class over "
-    "their spread, mean over classes and sites",
-    "embedding_width": "numbers in one embedding that sites share",
-}
-SERIES = {
-    "shared_global_accuracy": "the shared model on the merged test after each round",
-    "seconds": "of work from the beginning to the round's end, without measuring",
-    "bytes": "from the beginning to the round's end",
-}
-SECONDS = "of the run, measuring included, without the time it lay stopped; `jobs` entries shared the machine"
 WORDS = {
     "against fedavg": "difference to fedavg of the same seed, in points, mean over seeds, with its 95 % interval by a "
     "paired t-test",
@@ -63,37 +32,19 @@ ORDER = [entry.label for entry in (FEDAVG, FEDMP, *ABLATIONS, *STAGES)] + [FEWSH
 
 
 def summarise(entries: Iterable[Record]) -> list[dict[str, Any]]:
-    """Mean and sample standard deviation over seeds by set and entry, and the difference to FedAvg.
-
-    Entries of one label under different settings are never averaged together: they are rows of their own.
-    """
+    """Mean and sample standard deviation over seeds by set and entry, and the difference to FedAvg."""
     lines = list(entries)
-    groups: dict[tuple[str, str, str], list[Record]] = defaultdict(list)
-    for entry in lines:
-        groups[entry["set"], entry["entry"], entry["recipe"]].append(entry)
     base = {(e["set"], e["seed"]): e["figures"][HEADLINE] for e in lines if e["entry"] == FEDAVG.label}
-    rows = [_row(images, label, found, base) for (images, label, _), found in groups.items()]
+    rows = [_row(found, base) for found in grouped(lines, "set")]
     return sorted(rows, key=lambda row: (row["set"], _place(row["entry"])))
 
 
-def _row(images: str, label: str, found: Sequence[Record], base: Mapping[tuple[str, int], float]) -> dict[str, Any]:
-    means, deviations = {}, {}
-    for measure in MEASURES:
-        values = [entry["figures"][measure] for entry in found if entry["figures"][measure] is not None]
-        means[measure] = round(statistics.fmean(values), 5) if values else None
-        deviations[measure] = round(statistics.stdev(values), 5) if len(values) > 1 else None
+def _row(found: Sequence[Record], base: Mapping[tuple[str, int], float]) -> dict[str, Any]:
+    images, label = found[0]["set"], found[0]["entry"]
     pairs = [(entry["figures"][HEADLINE], base.get((images, entry["seed"]))) for entry in found]
     differences = [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
-    return {
-        "set": images,
-        "entry": label,
-        "recipe": found[0]["recipe"],
-        "seeds": sorted(entry["seed"] for entry in found),
-        "mean": means,
-        "standard_deviation": deviations,
-        "against_fedavg": paired(differences) if differences and label != FEDAVG.label else None,
-        "seconds": round(statistics.fmean(entry["seconds"] for entry in found), 1),
-    }
+    compared = paired(differences) if differences and label != FEDAVG.label else None
+    return {"set": images, "entry": label, **averaged(found, MEASURES, 5), "against_fedavg": compared}
 
 
 def paired(differences: Sequence[float]) -> dict[str, Any]:
@@ -157,9 +108,10 @@ def _share(measure: str) -> Column:
     return shown
 
 
-def _published(table: Mapping[str, Any], form: str) -> Column:
+def _published(id: str, dataset: str, form: str) -> Column:
     def shown(row: Record, _: Record | None) -> str:
-        return form.format(table[row["entry"]]) if row["entry"] in table else NONE
+        figures = published(id, row["entry"], dataset)
+        return NONE if figures is None else form.format(*(figure.partition("±")[0] for figure in figures))
 
     return shown
 
@@ -178,8 +130,8 @@ TABLES: tuple[tuple[str, list[str], dict[str, Column]], ...] = (
             "balanced": _percent("global_balanced_accuracy"),
             "site's own test": _percent("shared_local_accuracy"),
             "feature distance": _plain("feature_distance", "{:.2f}"),
-            "published TB": _published(TABLE_1, "{0[0]:.2f}"),
-            "published DR": _published(TABLE_1, "{0[1]:.2f}"),
+            "published TB": _published("fedmp-1", "tb", "{0}"),
+            "published DR": _published("fedmp-1", "dr", "{0}"),
         },
     ),
     (
@@ -190,7 +142,7 @@ TABLES: tuple[tuple[str, list[str], dict[str, Column]], ...] = (
             "against fedavg": _against,
             "best round": BEST,
             "feature distance": _plain("feature_distance", "{:.2f}"),
-            "published DR": _published(TABLE_3, "{:.2f}"),
+            "published DR": _published("fedmp-3", "dr", "{0}"),
         },
     ),
     (
@@ -203,8 +155,8 @@ TABLES: tuple[tuple[str, list[str], dict[str, Column]], ...] = (
             "best round": BEST,
             "rounds to convergence": CONVERGED,
             "GB": _gigabytes("bytes"),
-            "published TB (rounds)": _published(TABLE_2, "{0[0][0]:.2f} ({0[0][1]})"),
-            "published DR (rounds)": _published(TABLE_2, "{0[1][0]:.2f} ({0[1][1]})"),
+            "published TB (rounds)": _published("fedmp-2", "tb", "{0} ({1})"),
+            "published DR (rounds)": _published("fedmp-2", "dr", "{0} ({1})"),
         },
     ),
     (
@@ -218,7 +170,7 @@ TABLES: tuple[tuple[str, list[str], dict[str, Column]], ...] = (
             "GB to convergence": _gigabytes("bytes_to_convergence"),
             "of fedavg's GB": _share("bytes"),
             "of fedavg's GB to convergence": _share("bytes_to_convergence"),
-            "published TB: rounds, GB, accuracy": _published(TABLE_4, "{0[0]}, {0[1]:.2f}, {0[2]:.2f}"),
+            "published TB: rounds, GB, accuracy": _published("fedmp-4", "tb", "{0}, {1}, {2}"),
         },
     ),
 )

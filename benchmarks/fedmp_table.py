@@ -4,7 +4,7 @@ Sites are the places of acquisition that a file names (`*_site`), and for `--shi
 acquisition shift each. Each entry is a run of its own in the folder `--work`, so a killed one goes on where it stood
 while that folder is there; its figures go into `--out` when it ends, and what `--out` holds is never done again.
 `--seconds` stops before an entry that would take longer than what is left, judged by earlier entries; `--jobs` does
-several at once. All settings are in `fedmp_entries.py`.
+several at once. All settings are in `wardround.papers`.
 
     python benchmarks/fedmp_table.py wbc_sites.npz dermamnist.npz --shifted bloodmnist.npz --out fedmp_tables.json
     python benchmarks/fedmp_table.py --table --out fedmp_tables.json
@@ -19,59 +19,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmp_entries import FEWSHOT_EPOCHS, PARTS, Cell, Kind, chosen, header, plan, set_name, study_tree
-from fedmp_summary import MEASURES, SECONDS, SERIES, WORDS, markdown, summarise
-from resumable import Plan, Results, Runs, add_options, begin, fill, images_hash
-from wardround import tensorfile
+from fedmp_entries import FEWSHOT_EPOCHS, PARTS, chosen
+from fedmp_summary import WORDS, markdown, summarise
+from scripts import add_options, begin, fill
 from wardround.errors import BadInput
 from wardround.learn.device import find_device
-from wardround.learn.predictor import Predictor
-from wardround.learn.stages import stage_name, stage_width
-
-NAME = "fedmp_tables"
-
-
-class Table(Runs):
-    """Entries with their figures, and the rounds themselves."""
-
-    def figures(self, planned: Plan, run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Every measure, and a list by round of every series."""
-        values = {headline["key"]: headline["value"] for headline in result["headlines"]}
-        rounds = {key: [_short(point[key]) for point in result["rounds"]] for key in SERIES}
-        converged = values.get("rounds_to_convergence")
-        reaches = [row["relative"] for row in result["features"] if row["relative"] is not None]
-        values |= {
-            "bytes": rounds["bytes"][-1],
-            "bytes_to_convergence": None if converged is None else rounds["bytes"][int(converged) - 1],
-            "feature_distance": sum(reaches) / len(reaches) if reaches else None,
-            "embedding_width": _embedding_width(run, planned.record["settings"]),
-        }
-        return {"figures": {key: _short(values.get(key)) for key in MEASURES}, "rounds": rounds}
-
-
-def _embedding_width(run: Path, settings: Mapping[str, Any]) -> int | None:
-    """How many numbers a shared embedding has, where the method shares some."""
-    shared = run / "predictors" / "shared.safetensors"
-    if "stage" not in settings or not shared.is_file():
-        return None
-    spec = Predictor.from_parts(*tensorfile.from_bytes(shared.read_bytes())).members[0].spec
-    return stage_width(spec, stage_name(spec, settings["stage"]))
-
-
-def _short(value: float | None) -> float | None:
-    return round(value, 5) if isinstance(value, float) else value
+from wardround.papers.cells import images_hash
+from wardround.papers.fedmp import NAME, SAME, FedMP, Kind, cell, head, header, plan, set_name, study_tree
+from wardround.papers.results import Results
 
 
 def open_results(path: Path, studies: Mapping[Kind, Any]) -> Results:
     """The file of results under these settings; it holds several sets of images."""
-    head = {
-        "benchmark": NAME,
-        "studies": studies,
-        "measures": {**MEASURES, "seconds": SECONDS},
-        "series": SERIES,
-        "words": WORDS,
-    }
-    return Results(path, head, ("studies",), summarise)
+    return Results(path, {**head(studies), "words": WORDS}, SAME, summarise)
+
+
+def _table(tree: Mapping[str, Any]) -> str:
+    """The table of a file, whoever wrote it last."""
+    return markdown({**tree, "summary": summarise(tree["entries"])})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--width", type=int)
     parser.add_argument("--precision", help="fp32 or bf16 (default: bf16 on a GPU)")
     add_options(parser)
-    return begin(parser.parse_args(arguments), NAME, markdown, _start)
+    return begin(parser.parse_args(arguments), NAME, _table, _start)
 
 
 def _start(options: argparse.Namespace) -> int:
@@ -105,9 +70,9 @@ def _start(options: argparse.Namespace) -> int:
     results = open_results(options.out, {kind: header(tree) for kind, tree in trees.items()})
     hashes = {path: images_hash(path) for path, _ in sets}
     # Every entry of one seed before the next seed.
-    cells = [Cell(path, kind, seed) for seed in dict.fromkeys(options.seeds) for path, kind in sets]
-    plans = [plan(trees[cell.kind], entry, cell, hashes[cell.source]) for cell in cells for entry in entries]
-    return fill(options, Table, results, plans, markdown, began)
+    cells = [(kind, cell(path, kind, seed)) for seed in dict.fromkeys(options.seeds) for path, kind in sets]
+    plans = [plan(trees[kind], entry, where, hashes[where.source]) for kind, where in cells for entry in entries]
+    return fill(options, FedMP, results, plans, markdown, began)
 
 
 def _flags(options: argparse.Namespace) -> dict[str, Any]:

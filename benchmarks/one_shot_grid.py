@@ -14,77 +14,31 @@ never two entries of one cell.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from one_shot_entries import Cell, chosen, header, plan, study_tree
-from one_shot_summary import MEASURES, PUBLISHED, SECONDS, markdown, summarise
-from resumable import Plan, Results, Runs, add_options, begin, expected_seconds, file_hash, fill
+from one_shot_entries import chosen
+from one_shot_summary import PUBLISHED, markdown, summarise
+from scripts import add_options, begin, fill
 from wardround.errors import BadInput
 from wardround.learn.device import find_device
-from wardround.record.rundir import Log
-
-NAME = "one_shot_grid"
-
-
-class Grid(Runs):
-    """One-shot entries: those of a cell share the models that its sites trained."""
-
-    def figures(self, planned: Plan, run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
-        """Accuracies, and how the work was spent."""
-        reused = [row["reused"] for row in Log(run / "events.jsonl").rows() if row["kind"] == "fit"]
-        values = {headline["key"]: headline["value"] for headline in result["headlines"]}
-        return {
-            "figures": {key: None if values[key] is None else round(values[key], 6) for key in MEASURES},
-            "fits": {"trained": reused.count(False), "reused": reused.count(True)},
-            "work": {row["part"]: {key: row[key] for key in ("steps", "seconds")} for row in result["work"]},
-            "clusters": next((len(row["clusters"]) for row in result["clusters"]), None),
-        }
-
-    def apart(self, planned: Plan) -> str:
-        """One entry of a cell at a time: the others wait for its site models."""
-        return planned.cell.folder
-
-    def clear(self, plans: Sequence[Plan], results: Results) -> None:
-        """Also remove the site models of cells that are done."""
-        unfinished = {planned.cell.folder for planned in plans if not results.has(planned)}
-        for planned in plans:
-            if planned.cell.folder not in unfinished:
-                shutil.rmtree(self._fits(planned), ignore_errors=True)
-        super().clear(plans, results)
-
-    def needs(self, planned: Plan, entries: Sequence[Mapping[str, Any]]) -> float:
-        """With the training of site models where a cell has none."""
-        seconds = super().needs(planned, entries)
-        if self.path(planned).exists() or self._fits(planned).exists():
-            return seconds
-        return seconds + expected_seconds(entries, planned.cell.source.stem, "local")
-
-    def prepare(self, planned: Plan, run: Path) -> None:
-        """Put the cell's site models where the run looks for them."""
-        fits = self._fits(planned)
-        fits.mkdir(exist_ok=True)
-        if not (run / "fits").is_symlink():
-            (run / "fits").symlink_to(Path("..") / fits.name, target_is_directory=True)
-
-    def _fits(self, planned: Plan) -> Path:
-        return self.folder / planned.cell.folder / "fits"
+from wardround.papers.cells import file_hash
+from wardround.papers.one_shot import NAME, SAME, OneShot, cell, head, header, plan, study_tree
+from wardround.papers.results import Results
 
 
 def open_results(path: Path, preset: str | None, study: dict[str, Any]) -> Results:
     """The file of results of this preset and these settings."""
-    head = {
-        "benchmark": NAME,
-        "preset": preset,
-        "study": study,
-        "measures": {**MEASURES, "seconds": SECONDS, "standard_deviation": "of a sample: n - 1"},
-        "published": PUBLISHED,
-    }
-    return Results(path, head, ("preset", "study"), lambda entries: summarise(entries, study["data"]["sites"]))
+    whole = {**head(preset, study), "published": PUBLISHED}
+    return Results(path, whole, SAME, lambda entries: summarise(entries, study["data"]["sites"]))
+
+
+def _table(tree: Mapping[str, Any]) -> str:
+    """The table of a file, whoever wrote it last."""
+    return markdown({**tree, "summary": summarise(tree["entries"], tree["study"]["data"]["sites"])})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model")
     parser.add_argument("--epochs", type=int)
     add_options(parser)
-    return begin(parser.parse_args(arguments), NAME, markdown, _start)
+    return begin(parser.parse_args(arguments), NAME, _table, _start)
 
 
 def _start(options: argparse.Namespace) -> int:
@@ -117,10 +71,10 @@ def _start(options: argparse.Namespace) -> int:
     hashes = {path: file_hash(path) for path in options.files}
     # A whole grid of one seed before the next seed.
     seeds, alphas = dict.fromkeys(options.seeds), dict.fromkeys(options.alphas)
-    cells = [Cell(path, alpha, seed) for seed in seeds for path in hashes for alpha in alphas]
+    cells = [cell(path, alpha, seed) for seed in seeds for path in hashes for alpha in alphas]
     entries = chosen(options.methods, options.ablations)
-    plans = [plan(tree, entry, cell, hashes[cell.source]) for cell in cells for entry in entries]
-    return fill(options, Grid, results, plans, markdown, began)
+    plans = [plan(tree, entry, where, hashes[where.source]) for where in cells for entry in entries]
+    return fill(options, OneShot, results, plans, markdown, began)
 
 
 if __name__ == "__main__":

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import published
+from wardround.papers.one_shot import MEASURES, SECONDS
+from wardround.papers.summaries import averaged, grouped
 
-MEASURES = {
-    "local_accuracy": "each site's personal predictor on that site's local test, averaged over sites",
-    "global_accuracy": "the same personal predictors on the global test, averaged over sites",
-    "balance": "the mean of local and global accuracy",
-    "worst_site_accuracy": "the lowest accuracy of a personal predictor on its own site's local test",
-    "shared_global_accuracy": "the one shared model on the global test; none where there is no such model",
-    "shared_local_accuracy": "the one shared model on each site's local test, averaged over sites",
-}
-SECONDS = (
-    "of the run, without the time it lay stopped; an entry under which site models were trained (fits.trained) "
-    "includes that, and the others of its cell reused them"
-)
 PUBLISHED = {
     "label": published.LABEL,
     "local": "FedBiCross (arXiv 2601.01901v4), Tables 1 and 2, N = 5, in percent, to be put beside local_accuracy; "
@@ -41,32 +30,18 @@ Record = Mapping[str, Any]
 
 
 def summarise(entries: Iterable[Record], sites: int) -> list[dict[str, Any]]:
-    """Mean and sample standard deviation over seeds by set, alpha and entry, in the order of first appearance.
-
-    Entries of one label under different settings are never averaged together: they are rows of their own.
-    """
-    groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
-    for entry in entries:
-        groups[entry["set"], entry["alpha"], entry["entry"], entry["recipe"]].append(entry)
-    return [_row(images, alpha, label, found, sites) for (images, alpha, label, _), found in groups.items()]
+    """Mean and sample standard deviation over seeds by set, alpha and entry, in the order of first appearance."""
+    return [_row(found, sites) for found in grouped(entries, "set", "alpha")]
 
 
-def _row(images: str, alpha: float, label: str, found: list[Record], sites: int) -> dict[str, Any]:
-    means, deviations = {}, {}
-    for measure in MEASURES:
-        values = [entry["figures"][measure] for entry in found if entry["figures"][measure] is not None]
-        means[measure] = round(statistics.fmean(values), 6) if values else None
-        deviations[measure] = round(statistics.stdev(values), 6) if len(values) > 1 else None
+def _row(found: list[Record], sites: int) -> dict[str, Any]:
+    images, alpha, label = (found[0][key] for key in ("set", "alpha", "entry"))
     comparable = sites == published.SITES
     return {
         "set": images,
         "alpha": alpha,
         "entry": label,
-        "recipe": found[0]["recipe"],
-        "seeds": sorted(entry["seed"] for entry in found),
-        "mean": means,
-        "standard_deviation": deviations,
-        "seconds": round(statistics.fmean(entry["seconds"] for entry in found), 1),
+        **averaged(found, MEASURES, 6),
         "published": {
             "local": published.local(images, alpha, label) if comparable else None,
             "shared_global": published.shared_global(images, alpha, label) if comparable else None,

@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common import report
-from one_shot_entries import CLIENTS
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay, each
 from wardround.models import NetSpec, build, fresh
+from wardround.papers.one_shot import CLIENTS
 from wardround.progress import Silent
 from wardround.run import begin_run
 from wardround.settings import overlay, validate

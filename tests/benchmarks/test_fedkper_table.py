@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from wardround.errors import BadInput
+from wardround.papers.fedkper import cell, header, plan, study_tree
+from wardround.papers.results import compact
 from wardround.progress import Silent
 from wardround.run import prepare
 
@@ -22,34 +24,34 @@ def table() -> Iterator[Any]:
     """The scripts' modules, which are no package: they find one another beside the script that runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
-        names = ("fedkper_table", "fedkper_entries", "fedkper_summary", "resumable")
+        names = ("fedkper_table", "fedkper_entries", "fedkper_summary")
         yield SimpleNamespace(**{name.removeprefix("fedkper_"): importlib.import_module(name) for name in names})
 
 
 # The protocol ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_method_of_the_table_has_a_published_row_and_settings_that_are_valid(table: Any) -> None:
-    labels = [entry.label for entry in table.entries.ENTRIES]
-    assert len(labels) == 12
-    for rows in table.entries.PUBLISHED.values():
-        assert sorted(rows) == sorted(labels)
-        for figures in rows.values():
-            assert figures[6] == pytest.approx((figures[0] + figures[3]) / 2, abs=0.0011)  # its balance
-    tree = table.entries.study_tree(Path("bloodmnist.npz"), {})
-    for entry in (*table.entries.ENTRIES, *table.entries.ABLATIONS):
-        table.entries.plan(tree, entry, table.entries.Cell(Path("bloodmnist.npz"), 0), "hash")
+def test_every_line_has_settings_that_are_valid_and_every_method_a_published_row(table: Any) -> None:
+    assert len(table.entries.ENTRIES) == 12
+    tree = study_tree(Path("bloodmnist.npz"), {})
+    for line in (*table.entries.ENTRIES, *table.entries.ABLATIONS):
+        plan(tree, line, cell(Path("bloodmnist.npz"), 0), "hash")
+        assert (table.entries.published("bloodmnist", line.label) is None) == (line in table.entries.ABLATIONS)
 
 
 def test_the_published_row_of_fedkper_on_blood(table: Any) -> None:
-    assert table.entries.PUBLISHED["bloodmnist"]["fedkper"] == (0.645, -0.127, 0.823, 0.868, 0.796, 0.796, 0.757)
-    assert table.entries.PUBLISHED["organcmnist"]["fedkd"] == (0.328, -0.179, 0.692, 0.731, 0.570, 0.741, 0.530)
+    found = table.entries.published("bloodmnist", "fedkper")
+    assert tuple(found.values()) == (0.645, -0.127, 0.823, 0.868, 0.796, 0.796, 0.757)
+    assert list(found) == list(table.entries.COLUMNS)
+    other = table.entries.published("organcmnist", "fedkd")
+    assert tuple(other.values()) == (0.328, -0.179, 0.692, 0.731, 0.570, 0.741, 0.530)
+    assert table.entries.published("dermamnist", "fedkd") is None
 
 
 def test_the_protocol_is_the_papers(table: Any) -> None:
-    tree = table.entries.study_tree(Path("bloodmnist.npz"), {})
+    tree = study_tree(Path("bloodmnist.npz"), {})
     (entry,) = (e for e in table.entries.ENTRIES if e.label == "fedprox")
-    found = table.entries.plan(tree, entry, table.entries.Cell(Path("bloodmnist.npz"), 2), "hash").settings
+    found = plan(tree, entry, cell(Path("bloodmnist.npz"), 2), "hash").settings
     assert (found.data.sites, found.participants, found.rounds, found.seed) == (20, 0.1, 100, 2)
     assert (found.data.alpha, found.data.capped, found.data.min_size, found.data.merge_val) == (0.1, True, 10, False)
     assert (found.data.test, found.data.test_share, found.data.val_share) == ("balanced", 0.2, 0.0)
@@ -57,14 +59,14 @@ def test_the_protocol_is_the_papers(table: Any) -> None:
     assert (train.epochs, train.batch, train.lr, train.momentum) == (5, 12, 0.01, 0.9)
     assert (train.weight_decay, train.round_decay, train.clip_norm) == (1e-5, 0.99, None)
     assert (found.set, found.model.name, found.evaluate_trained) == ({"mu": 1.0}, "cnn4", True)
-    assert table.entries.study_tree(Path("organsmnist.npz"), {})["data"]["sites"] == 50
+    assert study_tree(Path("organsmnist.npz"), {})["data"]["sites"] == 50
 
 
 def test_seeds_share_the_partition_and_who_is_asked(table: Any) -> None:
-    tree = table.entries.study_tree(PHANTOMS, {"device": "cpu", "data": {"sites": 5}, "participants": 0.4})
+    tree = study_tree(PHANTOMS, {"device": "cpu", "data": {"sites": 5}, "participants": 0.4})
     seeds = []
     for seed in (0, 1):
-        planned = table.entries.plan(tree, table.entries.ENTRIES[0], table.entries.Cell(PHANTOMS, seed), "hash")
+        planned = plan(tree, table.entries.ENTRIES[0], cell(PHANTOMS, seed), "hash")
         seeds.append(prepare(planned.settings, [("fedavg", {})], Silent()))
     one, other = seeds
     assert one.partition.sha256 == other.partition.sha256
@@ -101,7 +103,7 @@ def test_summary_is_exact(table: Any) -> None:
         entry(table, "fedavg", 0, 0.25),
         entry(table, "fedkper", 1, 0.75),
     ]
-    study = table.entries.header(table.entries.study_tree(Path("bloodmnist.npz"), {}))
+    study = header(study_tree(Path("bloodmnist.npz"), {}))
     rows = table.summary.summarise(lines, study)
     assert [row["entry"] for row in rows] == ["fedavg", "fedkper", "fedkper, no cap"]
     fedkper = rows[1]
@@ -117,12 +119,12 @@ def test_summary_is_exact(table: Any) -> None:
 
 def test_published_figures_stand_beside_the_papers_protocol_only(table: Any) -> None:
     for flags in ({"rounds": 10}, {"data": {"sites": 10}}):
-        study = table.entries.header(table.entries.study_tree(Path("bloodmnist.npz"), flags))
+        study = header(study_tree(Path("bloodmnist.npz"), flags))
         assert table.summary.summarise([entry(table, "fedavg", 0, 0.5)], study)[0]["published"] is None
 
 
 def test_markdown_is_exact(table: Any) -> None:
-    study = table.entries.header(table.entries.study_tree(Path("bloodmnist.npz"), {}))
+    study = header(study_tree(Path("bloodmnist.npz"), {}))
     lines = [entry(table, "fedavg", 0, 0.5), entry(table, "fedkper", 0, 0.75), entry(table, "fedkper", 1, 1.0)]
     lines[0]["rounds"]["seconds"] = [1.0, 2.0]
     tree = {"set": "bloodmnist", "entries": lines, "summary": table.summary.summarise(lines, study)}
@@ -137,7 +139,7 @@ def test_markdown_is_exact(table: Any) -> None:
 
 def test_lists_of_numbers_take_one_line(table: Any) -> None:
     tree = {"a": [1, 2.5, None], "b": [{"c": [[1], "two"]}], "d": "as [it  is, a", "e": []}
-    text = table.resumable.compact(tree)
+    text = compact(tree)
     assert json.loads(text) == tree
     assert ' "a": [ 1, 2.5, null ],' in text
 
@@ -158,7 +160,7 @@ def entries_of(folder: Path) -> list[dict[str, Any]]:
 
 def test_two_rounds_stopped_and_gone_on(table: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert table.table.main(arguments(tmp_path, "--seeds", "0")) == 0
-    assert capsys.readouterr().out.count(" s\n") == 2
+    assert capsys.readouterr().out.count("phantoms:240-seed0, fed") == 2
     first = entries_of(tmp_path)
     assert table.table.main(arguments(tmp_path, "--seeds", "0", "1", "--ablations", "--seconds", "0.001")) == 0
     assert "2 of 16 entries are done" in capsys.readouterr().out

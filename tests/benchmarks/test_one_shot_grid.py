@@ -16,6 +16,9 @@ import numpy as np
 import pytest
 
 from wardround.errors import BadInput
+from wardround.papers import one_shot
+from wardround.papers.results import read_results
+from wardround.papers.runs import expected_seconds
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FIGURES = {
@@ -66,7 +69,7 @@ def grid() -> Iterator[Any]:
     """The scripts' modules, which are no package: they find one another beside the script that runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
-        names = ("one_shot_grid", "one_shot_entries", "one_shot_summary", "published", "resumable")
+        names = ("one_shot_grid", "one_shot_entries", "one_shot_summary", "published")
         yield SimpleNamespace(**{name.removeprefix("one_shot_"): importlib.import_module(name) for name in names})
 
 
@@ -101,10 +104,6 @@ def test_published_figures(grid: Any) -> None:
 def test_nothing_published(grid: Any, images: str, alpha: float, label: str) -> None:
     assert grid.published.local(images, alpha, label) is None
     assert grid.published.shared_global(images, alpha, label) is None
-
-
-def test_every_published_row_is_an_entry(grid: Any) -> None:
-    assert set(grid.published.ROWS) <= {line.label for line in (*grid.entries.ENTRIES, *grid.entries.ABLATIONS)}
 
 
 def test_summary_is_exact(grid: Any) -> None:
@@ -167,14 +166,14 @@ def test_entries_are_chosen_by_name(grid: Any) -> None:
 
 def planned(grid: Any, tree: dict[str, Any], label: str = "fedisca", seed: int = 0, **changes: Any) -> Any:
     (line,) = [e for e in (*grid.entries.ENTRIES, *grid.entries.ABLATIONS) if e.label == label]
-    cell = grid.entries.Cell(changes.get("source", Path("bloodmnist.npz")), changes.get("alpha", 0.1), seed)
-    return grid.entries.plan(tree, line, cell, changes.get("images", "hash"))
+    cell = one_shot.cell(changes.get("source", Path("bloodmnist.npz")), changes.get("alpha", 0.1), seed)
+    return one_shot.plan(tree, line, cell, changes.get("images", "hash"))
 
 
 def test_settings_are_the_clients_then_the_preset_then_flags_then_the_entry(grid: Any, tmp_path: Path) -> None:
     preset = tmp_path / "own.toml"
     preset.write_text('[train]\nepochs = 7\nlr = 0.5\n[set.fedisca]\nepochs = 3\nadaptation = "ema"\nsteps = 9\n')
-    tree = grid.entries.study_tree(str(preset), {"train": {"epochs": 2}}, "fp32")
+    tree = one_shot.study_tree(str(preset), {"train": {"epochs": 2}}, "fp32")
     found = planned(grid, tree, "fedisca, batch adaptation", seed=4)
     train = found.settings.train
     assert (train.epochs, train.lr, train.batch, train.keep, train.precision) == (2, 0.5, 128, "best", "fp32")
@@ -190,14 +189,14 @@ def test_settings_are_the_clients_then_the_preset_then_flags_then_the_entry(grid
 
 
 def test_an_entry_is_known_by_all_that_its_figures_depend_on(grid: Any) -> None:
-    tree = grid.entries.study_tree(None, {}, "fp32")
+    tree = one_shot.study_tree(None, {}, "fp32")
     first = planned(grid, tree)
     assert planned(grid, tree, source=Path("elsewhere/bloodmnist.npz")).id == first.id
     others = [
         planned(grid, tree, seed=1),
         planned(grid, tree, alpha=0.3),
         planned(grid, tree, images="other"),
-        planned(grid, grid.entries.study_tree(None, {}, "bf16")),
+        planned(grid, one_shot.study_tree(None, {}, "bf16")),
         planned(grid, {**tree, "set": {"fedisca": {"steps": 9}}}),
         planned(grid, tree, "fedisca, batch adaptation"),
     ]
@@ -208,41 +207,40 @@ def test_an_entry_is_known_by_all_that_its_figures_depend_on(grid: Any) -> None:
 
 def test_bad_presets_are_told_before_any_work(grid: Any, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no preset 'slowest'"):
-        grid.entries.study_tree("slowest", {}, "fp32")
+        one_shot.study_tree("slowest", {}, "fp32")
     preset = tmp_path / "own.toml"
     preset.write_text("[set.fedisca]\nstep = 9\n")
     with pytest.raises(BadInput, match=r"no setting 'fedisca\.step'; did you mean fedisca\.steps"):
-        planned(grid, grid.entries.study_tree(str(preset), {}, "fp32"))
+        planned(grid, one_shot.study_tree(str(preset), {}, "fp32"))
     preset.write_text("set = 3\n")
     with pytest.raises(BadInput, match="set = 3 cannot be used: it should be a table"):
-        grid.entries.study_tree(str(preset), {}, "fp32")
+        one_shot.study_tree(str(preset), {}, "fp32")
 
 
 def test_expected_seconds_are_of_the_nearest_entries(grid: Any) -> None:
-    expected = grid.resumable.expected_seconds
     lines = [
         entry(seconds=100.0, entry="fedbicross"),
         entry(seconds=200.0, entry="fedbicross", set="oct3"),
         entry(seconds=300.0, entry="fedbicross, one cluster", set="oct3"),
     ]
-    assert expected(lines, "bloodmnist", "fedbicross") == pytest.approx(1.1 * 100 + 5)
-    assert expected(lines, "dermamnist", "fedbicross") == pytest.approx(1.1 * 200 + 5)
-    assert expected(lines, "bloodmnist", "fedbicross, uniform cross") == pytest.approx(1.1 * 300 + 5)
-    assert expected(lines, "bloodmnist", "fedisca") == 0
+    assert expected_seconds(lines, "bloodmnist", "fedbicross") == pytest.approx(1.1 * 100 + 5)
+    assert expected_seconds(lines, "dermamnist", "fedbicross") == pytest.approx(1.1 * 200 + 5)
+    assert expected_seconds(lines, "bloodmnist", "fedbicross, uniform cross") == pytest.approx(1.1 * 300 + 5)
+    assert expected_seconds(lines, "bloodmnist", "fedisca") == 0
 
 
 # The results' file ----------------------------------------------------------------------------------------------------
 
 
 def test_an_entry_under_new_settings_takes_the_place_of_the_old(grid: Any, tmp_path: Path) -> None:
-    tree = grid.entries.study_tree(None, {}, "fp32")
+    tree = one_shot.study_tree(None, {}, "fp32")
     path = tmp_path / "new folder" / "grid.json"
-    results = grid.grid.open_results(path, None, grid.entries.header(tree))
+    results = grid.grid.open_results(path, None, one_shot.header(tree))
     old, other = planned(grid, tree), planned(grid, tree, seed=1)
     new = planned(grid, {**tree, "set": {"fedisca": {"steps": 9}}})
     for plan, local in ((old, 0.1), (other, 0.2), (new, 0.3)):
         results.add(plan, {"figures": {**FIGURES, "local_accuracy": local}, "seconds": 1.0}, {"images": [1]})
-    again = grid.grid.open_results(path, None, grid.entries.header(tree))
+    again = grid.grid.open_results(path, None, one_shot.header(tree))
     assert [again.has(plan) for plan in (old, other, new)] == [False, True, True]
     assert [line["figures"]["local_accuracy"] for line in again.entries] == [0.2, 0.3]
     assert set(again.tree["recipes"]) == {other.recipe, new.recipe}
@@ -251,19 +249,19 @@ def test_an_entry_under_new_settings_takes_the_place_of_the_old(grid: Any, tmp_p
 
 
 def test_other_results_are_refused(grid: Any, tmp_path: Path) -> None:
-    tree = grid.entries.study_tree(None, {}, "fp32")
+    tree = one_shot.study_tree(None, {}, "fp32")
     path = tmp_path / "grid.json"
-    results = grid.grid.open_results(path, "fast", grid.entries.header(tree))
+    results = grid.grid.open_results(path, "fast", one_shot.header(tree))
     results.add(planned(grid, tree), {"figures": FIGURES, "seconds": 1.0}, {})
     with pytest.raises(BadInput, match="another preset or other settings; use another --out"):
-        grid.grid.open_results(path, None, grid.entries.header(tree))
-    changed = grid.entries.study_tree(None, {"train": {"epochs": 1}}, "fp32")
+        grid.grid.open_results(path, None, one_shot.header(tree))
+    changed = one_shot.study_tree(None, {"train": {"epochs": 1}}, "fp32")
     with pytest.raises(BadInput, match="another preset or other settings"):
-        grid.grid.open_results(path, "fast", grid.entries.header(changed))
+        grid.grid.open_results(path, "fast", one_shot.header(changed))
     for text in ("{", "[]", '{"benchmark": "memory"}'):
         path.write_text(text)
         with pytest.raises(BadInput, match=r"cannot be used: .*; give the results of an earlier start"):
-            grid.resumable.read_results(path, grid.grid.NAME)
+            read_results(path, grid.grid.NAME)
 
 
 # The whole ------------------------------------------------------------------------------------------------------------

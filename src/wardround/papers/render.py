@@ -1,0 +1,222 @@
+"""A comparison as text, Markdown, LaTeX or CSV, with the protocol, the images and every deviation printed with it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from wardround.papers.cells import images_hash
+from wardround.papers.communication import costs
+from wardround.papers.comparison import Block, Comparison, Figure
+from wardround.papers.datasets import DATASETS, is_official
+from wardround.papers.schema import Level
+from wardround.papers.stored import Finished
+
+Format = Literal["text", "markdown", "latex", "csv"]
+NONE = "–"
+Lines = list[list[str]]
+SPECIAL = {char: f"\\{char}" for char in "&%$#_{}"}
+SPECIAL |= {"–": "--", "±": r"$\pm$", "α": r"$\alpha$", "λ": r"$\lambda$", "\\": r"\textbackslash{}"}
+COSTS = ["line", "rounds", "published GB", "by arithmetic GB", "declared in full GB"]
+COST_WORDS = (
+    "by arithmetic: what our methods declare to send, counted the paper's way (three sites, up and down, float32, "
+    "763 training images, 100 embeddings down, no batch-norm statistics), over the paper's rounds; in full: with "
+    "statistics, counters, labels and whatever else travels. FRAug's generator is not described in the paper."
+)
+
+
+def render(found: Comparison, form: Format, data: Path, everything: bool = False) -> str:
+    """The whole table. `data` is where missing images are looked for; `everything` shows what was not measured, too."""
+    if form == "csv":
+        return _csv(found)
+    shown = [block for block in found.blocks if everything or block.has_ours] or found.blocks
+    parts = [_title(found, form)]
+    for block in shown:
+        parts.append(_table(_heading(found, block), _head(found), _rows(found, block), form))
+    if found.table.id == "fedmp-4":
+        parts.append(_table("communication by arithmetic", COSTS, _cost_lines(found), form))
+    notes = _notes(found, shown, data)
+    parts += [_list(title, lines, form) for title, lines in notes if lines]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+# Parts ----------------------------------------------------------------------------------------------------------------
+
+
+def _heading(found: Comparison, block: Block) -> str:
+    """The block's name: data set, sites, and what stands in for it."""
+    known = DATASETS.get(block.dataset)
+    places = found.table.family == "fedmp" or (known is not None and known.places)
+    stand_ins = [images for images in block.images if images != block.dataset]
+    by = f", measured on {', '.join(stand_ins)}" if stand_ins else ""
+    sites = "" if places else f", {block.sites} sites"
+    return f"{block.dataset}{sites}{by}"
+
+
+def _head(found: Comparison) -> list[str]:
+    axes = found.table.axes
+    several = len(axes.levels) > 1
+    columns = [
+        " ".join(filter(None, [_level(level) if several else "", column.name if len(found.table.columns) > 1 else ""]))
+        or column.name
+        for level in axes.levels
+        for column in found.table.columns
+    ]
+    return ["line", "", "seeds", *columns]
+
+
+def _level(level: Level) -> str:
+    return f"α {level:g}" if isinstance(level, float) else level
+
+
+def _rows(found: Comparison, block: Block) -> Lines:
+    """For each line ours, the paper's and the difference, as far as there are such."""
+    lines: Lines = []
+    for row in block.rows:
+        kinds = {"ours": [ours(f) for f in row.figures], "paper": [f.published or NONE for f in row.figures]}
+        kinds["difference"] = [difference(f) for f in row.figures]
+        label = row.line.label
+        for kind, figures in kinds.items():
+            if any(figure != NONE for figure in figures):
+                seeds = str(row.seeds) if kind == "ours" and row.seeds else ""
+                lines.append([label, kind, seeds, *figures])
+                label = ""
+    return lines
+
+
+def ours(figure: Figure) -> str:
+    """Our mean with its deviation over seeds, in the paper's digits."""
+    if figure.mean is None:
+        return NONE
+    digits = figure.column.digits
+    spread = "" if figure.deviation is None else f"±{figure.deviation:.{digits}f}"
+    return f"{figure.mean:.{digits}f}{spread}"
+
+
+def difference(figure: Figure) -> str:
+    """Ours less the paper's."""
+    return NONE if figure.difference is None else f"{figure.difference:+.{figure.column.digits}f}"
+
+
+def _cost_lines(found: Comparison) -> Lines:
+    return [
+        [cost.label, str(cost.rounds), cost.printed, f"{cost.counted:.2f}", f"{cost.declared:.2f}"]
+        for cost in costs(found.table)
+    ]
+
+
+def _notes(found: Comparison, shown: Sequence[Block], data: Path) -> list[tuple[str, list[str]]]:
+    table = found.table
+    words = [text for text in (table.prints, table.see) if text]
+    if table.id == "fedmp-4":
+        words.append(COST_WORDS)
+    if found.finished:
+        words.append("ours: mean ± sample deviation over seeds; difference: ours less the paper's")
+    return [
+        ("What it shows", [table.measures, *words]),
+        ("The paper's protocol", list(table.protocol)),
+        ("Ours is not the paper's setting in", [*table.deviations, *found.deviations()]),
+        ("Images", list(_provenance(found, data))),
+        ("Not measured", list(_missing(found, data))),
+        ("Reference", [table.citation]),
+    ]
+
+
+def _provenance(found: Comparison, data: Path) -> Iterable[str]:
+    """Where the images of ours came from, and whether they are the official file."""
+    lines: dict[str, None] = {}
+    for block in found.blocks:
+        for one in block.finished:
+            name, said = one.entry["set"], one.cell.get("provenance", "not recorded")
+            lines[f"{name}: {said}; {_officially(one, data)}; results in {one.file}"] = None
+    return lines
+
+
+def _officially(one: Finished, data: Path) -> str:
+    """Kept with the results, or found out from the file in the data folder where it is the very one."""
+    official = one.cell.get("official")
+    path = data / f"{one.entry['set'].partition(',')[0]}.npz"
+    if official is None and path.is_file() and one.was_run_on(images_hash(path)):
+        official = is_official(path)
+    if official is None:
+        return "whether it is an official file is not recorded"
+    return "the official file" if official else "not the official file: rebuilt or changed"
+
+
+def _missing(found: Comparison, data: Path) -> Iterable[str]:
+    """What was not measured, set by set: the file that is missing and how to get it, or the command."""
+    left: dict[str, list[str]] = {}
+    for block in found.blocks:
+        if not block.has_ours and block.dataset in DATASETS and found.table.family is not None:
+            left.setdefault(block.dataset, []).append(str(block.sites))
+    for dataset, sites in left.items():
+        command = f"wardround papers run {found.table.id} --datasets {dataset}"
+        why = DATASETS[dataset].missing(data) or f"the images are at hand: {command}"
+        yield f"{dataset} ({', '.join(sites)} sites): {why}"
+
+
+# Forms ----------------------------------------------------------------------------------------------------------------
+
+
+def _title(found: Comparison, form: Format) -> str:
+    marks = {"markdown": "## ", "latex": "% "}
+    return marks.get(form, "") + found.table.title
+
+
+def _table(title: str, head: list[str], lines: Lines, form: Format) -> str:
+    if not lines:
+        return ""
+    if form == "markdown":
+        body = [head, ["---"] * len(head), *lines]
+        return "\n".join([f"### {title}", "", *(f"| {' | '.join(line)} |" for line in body)])
+    if form == "latex":
+        rows = [" & ".join(map(_escaped, line)) + r" \\" for line in lines]
+        top = " & ".join(map(_escaped, head)) + r" \\"
+        shape = "ll" + "r" * (len(head) - 2)
+        rules = [r"\hline", top, r"\hline", *rows, r"\hline"]
+        return "\n".join([f"% {title}", rf"\begin{{tabular}}{{{shape}}}", *rules, r"\end{tabular}"])
+    widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
+    shown = [_aligned(line, widths) for line in [head, *lines]]
+    return "\n".join([title, "-" * len(title), *shown])
+
+
+def _aligned(line: list[str], widths: list[int]) -> str:
+    cells = [text.ljust(w) if i < 2 else text.rjust(w) for i, (text, w) in enumerate(zip(line, widths, strict=True))]
+    return "  ".join(cells).rstrip()
+
+
+def _list(title: str, lines: Iterable[str], form: Format) -> str:
+    if form == "latex":
+        return "\n".join([f"% {title}:", *(f"% - {line}" for line in lines)])
+    mark = "**" if form == "markdown" else ""
+    gap = [""] if form == "markdown" else []
+    return "\n".join([f"{mark}{title}{mark}", *gap, *(f"- {line}" for line in lines)])
+
+
+def _escaped(text: str) -> str:
+    return "".join(SPECIAL.get(char, char) for char in text)
+
+
+def _csv(found: Comparison) -> str:
+    """One line for every figure, measured or published."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    head = ("table", "dataset", "images", "sites", "level", "line", "column", "seeds", "mean", "deviation", "published")
+    writer.writerow([*head, "difference"])
+    for block in found.blocks:
+        for row in block.rows:
+            for f in row.figures:
+                if f.mean is None and f.published is None:
+                    continue
+                place = [found.table.id, block.dataset, " ".join(block.images), block.sites, f.level]
+                numbers = [_number(x, f) for x in (f.mean, f.deviation)]
+                figures = [len(f.ours), *numbers, f.published or "", _number(f.difference, f)]
+                writer.writerow([*place, row.line.label, f.column.name, *figures])
+    return out.getvalue()
+
+
+def _number(x: float | None, figure: Figure) -> str:
+    return "" if x is None else f"{x:.{figure.column.digits + 2}f}"
