@@ -18,13 +18,14 @@ from wardround.data.imageset import ImageSet
 from wardround.learn.device import Device
 from wardround.learn.evaluate import network_outputs
 from wardround.learn.predictor import Member, Predictor
-from wardround.measure import Tally, macro_auc, reaches, tally
+from wardround.measure import Tally, count_answers, macro_auc, project, reaches, tally
 from wardround.progress import Silent
 from wardround.streams import Streams
 
 GLOBAL, LOCAL = "global", "local"
 SHARED, PERSONAL, TRAINED = "shared", "personal", "trained"
 FEATURES_OF_A_SITE = 500  # images at most; the distances of all pairs are looked at
+FEATURES_DRAWN = 300  # points of a picture of all sites
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,20 @@ class Examiner:
         """What a site has right after its training of a round, on its local test."""
         yield from self._local_rows(round, TRAINED, self._owner(site), predictor)
 
+    def answers(self, round: int, model: str, site: str, predictor: Predictor) -> Iterator[dict[str, Any]]:
+        """What a predictor says for which class, counted: on the global test and, where it has other images, its own.
+
+        A local test that is the global one weighted to the site's label mix has the same answers.
+        """
+        tests = [(GLOBAL, self.federation.test)]
+        if site and self._owner(site).test.images is not self.federation.test:
+            tests.append((LOCAL, self._owner(site).test.images))
+        for split, images in tests:
+            found = count_answers(self._scores(predictor, images), images.labels.cpu(), len(images.classes))
+            place = {"site": site, "round": round, "split": split, "model": model}
+            counts = {"confusion": found.confusion, "bins": found.bins}
+            yield {"kind": "answers", **self.labels, **place, **counts}
+
     def features(self, network: Member, streams: Streams) -> Iterator[dict[str, Any]]:
         """How far each site's features under one network are from all sites' (FedMP, Eq. 4).
 
@@ -84,6 +99,8 @@ class Examiner:
                 "relative": reach.relative,
                 "by_class": list(reach.by_class),
             }
+        for projection in project(features, labels, streams, FEATURES_DRAWN):
+            yield {"kind": "projection", **projection}
 
     def is_constant(self, predictor: Predictor) -> bool:
         """Whether this predictor gives one and the same class for the whole global test."""

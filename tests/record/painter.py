@@ -12,6 +12,7 @@ from wardround.synthesis.gallery import Trail
 
 WORK = {"synthesis": {"steps": 500, "seconds": 4.1}, "adaptation": {"steps": 0, "seconds": 0.0}}
 CLUSTERS = [["site-1", "site-3"], ["site-2"]]
+COURSE = [[[0.5, 0.5], [0.5, 0.5]], [[0.75, 0.25], [0.5, 0.5]]]
 
 
 class Painter(FedAvg):
@@ -25,6 +26,7 @@ class Painter(FedAvg):
             trail = Trail([0, 1, 2, 3], classes="abcd", steps=2)
             for step in range(2):
                 trail.see(step, torch.full((4, 3, 8, 8), step - 1.0))
-            facts = {"work": WORK, "clusters": CLUSTERS, "silhouettes": {"2": 0.25}, **trail.facts()}
+            found_out = {"clusters": CLUSTERS, "silhouettes": {"2": 0.25}, "course": COURSE}
+            facts = {"work": WORK, **found_out, **trail.facts()}
             cross = {"cross": {"weights": torch.tensor([[0.75, 0.25], [0.5, float("nan")]], dtype=torch.float64)}}
             yield State({**found.groups, **trail.groups(), **cross}, {**found.facts, **facts})

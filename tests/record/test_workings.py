@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from record.painter import CLUSTERS, Painter
-from tiny import coordinate, events, give_tiny_data, settings
+from record.painter import CLUSTERS, COURSE, Painter
+from tiny import QUICK, coordinate, events, give_tiny_data, settings
 from wardround import run, tensorfile
 from wardround.errors import BadInput
 from wardround.exchange.bundle import Bundle
 from wardround.methods.base import Context
 from wardround.methods.fedavg import FedAvg
+from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.progress import Silent
 from wardround.record import gallery
@@ -33,6 +34,8 @@ def test_workings_are_events_of_the_end(tmp_path: Path) -> None:
             "clusters": CLUSTERS,
             "silhouettes": {"2": 0.25},
             "weights": [[0.75, 0.25], [0.5, None]],
+            "similarity": {"sites": [], "of": "", "values": []},
+            "course": COURSE,
         },
         {"kind": "gallery", "file": "gallery.safetensors"},
     ]
@@ -52,8 +55,21 @@ def test_a_result_names_them(tmp_path: Path) -> None:
         "clusters": CLUSTERS,
         "silhouettes": {"2": 0.25},
         "weights": [[0.75, 0.25], [0.5, None]],
+        "similarity": {"sites": [], "of": "", "values": []},
+        "course": COURSE,
     }
     assert result["galleries"] == [{"method": "painter", "file": "gallery.safetensors"}]
+
+
+def test_fedbicross_says_how_alike_sites_are_and_how_its_weights_came_about(tmp_path: Path) -> None:
+    (found,) = coordinate(tmp_path / "run", make("fedbicross", {**QUICK["fedbicross"], "clusters": 2}))["clusters"]
+    assert (found["similarity"]["sites"], found["similarity"]["of"]) == (["site-1", "site-2", "site-3"], "predictions")
+    values = torch.tensor(found["similarity"]["values"])
+    assert torch.equal(values, values.T)
+    assert values.diagonal().tolist() == [1.0] * 3
+    assert found["course"][0] == [[0.5, 0.5], [0.5, 0.5]]
+    assert found["course"][-1] == [[round(weight, 4) for weight in row] for row in found["weights"]]
+    assert len(found["course"]) == 2  # the beginning and the one trajectory
 
 
 def test_a_method_without_workings_leaves_none(tmp_path: Path) -> None:

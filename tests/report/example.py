@@ -91,6 +91,8 @@ def compare_result(
         },
         "rows": rows,
         "headlines": [h for m in methods for h in _headlines(m, rows, rounds)],
+        "rounds": [point for m in methods if m != "local" for point in _points(m, names, rounds)],
+        "answers": [a for i, m in enumerate(methods) for a in _answers(m, i, names, rounds, classes)],
         "ledger": {"totals": _totals(ledger), "rows": ledger},
         "seconds": {m: 41.2 + 3.4 * i for i, m in enumerate(methods)},
         "notes": [
@@ -131,7 +133,7 @@ def _rows(method: str, names: list[str], rounds: int) -> list[Row]:
     rows: list[Row] = []
 
     def add(site: str, round: int, split: str, model: str, metric: str, value: float, n: int = 1000) -> None:
-        where = {"method": method, "seed": 0, "site": site, "round": round, "split": split, "model": model}
+        where = {"method": method, "seed": 0, "site": site, "round": round - 1, "split": split, "model": model}
         rows.append({**where, "metric": metric, "value": _tidy(value), "n": n})
 
     for round in range(1, rounds + 1):
@@ -155,7 +157,7 @@ def _headlines(method: str, rows: list[Row], rounds: int) -> list[Row]:
     def values(split: str, model: str, metric: str, at: int | None = rounds) -> list[float]:
         want = (method, split, model, metric)
         found = [r for r in rows if (r["method"], r["split"], r["model"], r["metric"]) == want]
-        return [r["value"] for r in found if at in (None, r["round"])]
+        return [r["value"] for r in found if at in (None, r["round"] + 1)]
 
     local = values("local", "personal", "accuracy")
     shared = values("global", "shared", "accuracy")
@@ -182,11 +184,45 @@ def _mean(values: list[float]) -> float:
 
 def _ledger(method: str, names: list[str], rounds: int) -> list[Row]:
     return [
-        {"method": method, "round": r, "site": s, "direction": d, "groups": dict(MODEL_BYTES), "overhead": OVERHEAD}
+        {"method": method, "round": r - 1, "site": s, "direction": d, "groups": dict(MODEL_BYTES), "overhead": OVERHEAD}
         for r in range(1, rounds + 1)
         for s in names
         for d in ("down", "up")
     ]
+
+
+def _points(method: str, names: list[str], rounds: int) -> list[Row]:
+    each = 2 * len(names) * (sum(MODEL_BYTES.values()) + OVERHEAD)
+    return [
+        {
+            "method": method,
+            "round": r - 1,
+            "sites": names,
+            "bytes": each * r,
+            "seconds": 4.1 * r,
+            "shared_global_accuracy": _tidy(_accuracy(method, 0, r)),
+            "backward_transfer": 0.01,
+            "trained_local_accuracy": None,
+            "worst_trained_local_accuracy": None,
+        }
+        for r in range(1, rounds + 1)
+    ]
+
+
+def _answers(method: str, shift: int, names: list[str], rounds: int, classes: int) -> list[Row]:
+    """125 test images of each class: most are found, the others are taken for the next class."""
+    found = []
+    for i, name in enumerate(names):
+        right = [125 - (7 * c + 11 * i + 5 * shift) % 60 for c in range(classes)]
+        confusion = [[0] * classes for _ in range(classes)]
+        for c, n in enumerate(right):
+            confusion[c][c] = n
+            confusion[c][(c + 1) % classes] += 125 - n
+        share = sum(right) / (125 * classes)
+        bins = [[8 * b, round(8 * b * min(share, b / 15)), round((b + 0.5) / 15, 6)] for b in range(15)]
+        where = {"method": method, "seed": 0, "site": name, "round": rounds - 1, "split": "global", "model": "personal"}
+        found.append({**where, "confusion": confusion, "bins": bins, "calibration_error": 0.02 * (i + 1)})
+    return found
 
 
 def _totals(ledger: list[Row]) -> list[Row]:
@@ -224,12 +260,38 @@ def imaging_result(folder: Path, clusters: int = 2, classes: int = 8, size: int 
             "method": "fedbicross",
             "clusters": [sites[k::clusters] for k in range(clusters)],
             "silhouettes": {"2": 0.41, "3": 0.38, "4": 0.12},
-            "weights": [
-                [0.7 if i == j else 0.3 / max(clusters - 1, 1) for j in range(clusters)] for i in range(clusters)
-            ],
+            "weights": _cross(clusters, 0.7),
+            "similarity": {
+                "sites": sites,
+                "of": "predictions",
+                "values": [[round(1 - 0.17 * abs(i - j), 2) for j in range(len(sites))] for i in range(len(sites))],
+            },
+            "course": [_cross(clusters, 1 / clusters + (0.7 - 1 / clusters) * t / 20) for t in range(21)],
         }
     ]
+    result["projections"] = [_projection(way, sites, classes) for way in ("pca", "tsne")]
     return result
+
+
+def _cross(clusters: int, own: float) -> list[list[float]]:
+    other = (1 - own) / max(clusters - 1, 1)
+    return [[own if i == j else other for j in range(clusters)] for i in range(clusters)]
+
+
+def _projection(way: str, sites: list[str], classes: int) -> Row:
+    points = [
+        [round(0.6 * math.cos(0.7 * c + s / 9) + 0.02 * i, 3), round(0.6 * math.sin(2 * c) - s / 20, 3), s, c]
+        for s in range(len(sites))
+        for c in range(classes)
+        for i in range(4)
+    ]
+    return {
+        "method": "fedisca",
+        "way": way,
+        "shares": [0.41, 0.2] if way == "pca" else [],
+        "sites": sites,
+        "points": points,
+    }
 
 
 def _pictures(classes: int, size: int, channels: int, seed: int) -> torch.Tensor:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wardround.report.charts import Bar, Label, Line, Stack, bars, lines, plain, stacked_bars
+from wardround.report.charts import Bar, Line, Stack, bars, lines, stacked_bars
+from wardround.report.svg import Label, plain
 
 LABEL = Label("key", "Title", "What it shows")
 NUMBERS = st.none() | st.floats()
@@ -52,8 +53,9 @@ def test_the_marked_bar_carries_its_word_and_the_mean_its_line() -> None:
     root = parse(bars(LABEL, [Bar("a", 0.9), Bar("b", 0.7, "lowest")], percent, percent, reference=0.8))
     assert words(root, "mark") == ["lowest"]
     assert [e.get("class") for e in root.iter("rect")] == ["bar", "bar marked"]
-    assert [e.get("class") for e in root.iter("path")] == ["reference"]
-    assert not list(parse(bars(LABEL, [Bar("a", 0.9)], percent, percent, reference=math.nan)).iter("path"))
+    assert [e.get("class") for e in root.iter("line")].count("reference") == 1
+    without = parse(bars(LABEL, [Bar("a", 0.9)], percent, percent, reference=math.nan))
+    assert {e.get("class") for e in without.iter("line")} == {"grid"}
 
 
 def test_the_word_stays_beside_a_bar_too_short_to_hold_it() -> None:

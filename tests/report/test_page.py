@@ -16,7 +16,7 @@ from report.example import compare_result, run_result
 from wardround.errors import BadInput
 from wardround.report import render, write_report
 
-VOID = {"meta", "link", "br", "img"}
+VOID = {"meta", "link", "br", "img", "input"}
 HOSTILE = "<script>alert(1)</script>\"'&\x00\x1b\u202e\ud800"
 
 
@@ -130,7 +130,7 @@ def test_curves_average_over_the_sites_of_a_round() -> None:
     local = {"split": "local", "model": "personal"}
     rows = [row(site=s, round=r, value=v, **local) for s, r, v in (("a", 1, 0.2), ("b", 1, 0.4), ("a", 2, 0.8))]
     html = render(small(rows=rows))
-    assert rows_of(html, "Personal predictors, local tests") == [["Round", "fedavg"], ["1", "30.0%"], ["2", "80.0%"]]
+    assert rows_of(html, "Personal predictors, local tests") == [["Round", "fedavg"], ["2", "30.0%"], ["3", "80.0%"]]
 
 
 def test_one_round_has_no_curves() -> None:
@@ -162,7 +162,7 @@ def test_every_round_is_shown_with_its_cost() -> None:
 
 def test_models_right_after_training_have_a_curve() -> None:
     rows = [row(site="a", round=r, value=v, split="local", model="trained") for r, v in ((1, 0.25), (2, 0.75))]
-    assert rows_of(render(small(rows=rows)), "After training, local tests")[1:] == [["1", "25.0%"], ["2", "75.0%"]]
+    assert rows_of(render(small(rows=rows)), "After training, local tests")[1:] == [["2", "25.0%"], ["3", "75.0%"]]
 
 
 def test_the_ledger_shows_human_units_and_exact_bytes() -> None:
@@ -261,6 +261,11 @@ def test_nothing_is_loaded_and_only_the_pages_own_style_is_admitted() -> None:
 
 def test_fifty_sites_and_a_hundred_rounds_stay_under_a_megabyte() -> None:
     assert len(render(compare_result(sites=50, rounds=100, classes=11)).encode()) < 1_000_000
+
+
+def test_ten_methods_on_five_sites_over_a_hundred_rounds_stay_under_three_megabytes() -> None:
+    names = ("fedavg", "fedprox", "local", *(f"method-{i}" for i in range(7)))
+    assert len(render(compare_result(names, sites=5, rounds=100, classes=11)).encode()) < 3_000_000
 
 
 def test_any_part_may_be_missing_or_empty() -> None:

@@ -69,14 +69,14 @@ def test_a_class_that_comes_again_is_numbered_and_an_unknown_one_is_named_by_num
 
 def test_a_comparison_has_a_gallery_for_each_method_and_cluster(tmp_path: Path) -> None:
     html = render(imaging_result(tmp_path, clusters=2), tmp_path)
-    captions = re.findall(r"<figcaption>(fed[^<]*)<span>", html)
+    captions = re.findall(r'gallery">\s*<figcaption>(fed[^<]*)<span>', html)
     assert captions == ["fedisca", "fedbicross, cluster 1", "fedbicross, cluster 2"]
     assert len(pictures_of(html)) == 3 * 6 * 8
 
 
 def test_cluster_ten_comes_after_cluster_nine(tmp_path: Path) -> None:
     html = render(imaging_result(tmp_path, clusters=11, classes=2, size=4), tmp_path)
-    captions = re.findall(r"<figcaption>fedbicross, (cluster \d+)<span>", html)
+    captions = re.findall(r'gallery">\s*<figcaption>fedbicross, (cluster \d+)<span>', html)
     assert captions == [f"cluster {k}" for k in range(1, 12)]
 
 
@@ -94,14 +94,14 @@ def test_galleries_stay_under_a_megabyte_and_say_what_is_left_out(
     whole = (clusters + 1) * 6 * 8
     assert ("To keep this page small" in html) == (len(images) < whole)
     assert ("Shown at 1/4 of 224 × 224 pixels." in html) == (size == 224)
-    for head in re.findall(r"<figcaption>fed[^<]*<span>.*?</table>", html, re.DOTALL):
+    for head in re.findall(r'gallery">\s*<figcaption>fed[^<]*<span>.*?</table>', html, re.DOTALL):
         steps = re.findall(r'<th scope="row">step (\d+)</th>', head)
         assert (steps[0], steps[-1]) == ("1", "500")
 
 
 def test_galleries_that_have_no_room_at_all_are_counted(tmp_path: Path) -> None:
     html = render(imaging_result(tmp_path, clusters=60, classes=2, size=64), tmp_path)
-    shown = len(re.findall(r"<figcaption>fed[^<]*<span>", html))
+    shown = len(re.findall(r'gallery">\s*<figcaption>fed[^<]*<span>', html))
     assert shown < 61
     assert f"{61 - shown} more galleries are not shown" in html
 
@@ -180,7 +180,8 @@ def test_clusters_silhouettes_and_weights(tmp_path: Path) -> None:
         ["Cluster 1", "0.700", "0.300"],
         ["Cluster 2", "0.300", "0.700"],
     ]
-    assert re.findall(r'class="(h\d+)"', html) == ["h7", "h3", "h3", "h7"]
+    drawing = html.split('aria-labelledby="weights-0-t')[1].split("</svg>")[0]
+    assert re.findall(r'class="heat (h\d+)"', drawing) == ["h7", "h3", "h3", "h7"]
 
 
 def test_one_cluster_without_anything_to_choose_from() -> None:

@@ -70,7 +70,7 @@ class Tally:
 
 def tally(scores: Tensor, labels: Tensor, classes: int) -> Tally:
     """Count right answers by class; the answer is the highest score, and the first of equally high ones."""
-    _check_scores(scores, labels, classes)
+    check_scores(scores, labels, classes)
     answers = scores.argmax(dim=1)
     return Tally(
         correct=torch.bincount(labels[answers == labels], minlength=classes),
@@ -87,7 +87,7 @@ def macro_auc(scores: Tensor, labels: Tensor) -> float | None:
     for which it is undefined, having no images or all of them, are left out; None when that leaves nothing.
     """
     classes = scores.shape[1]
-    _check_scores(scores, labels, classes)
+    check_scores(scores, labels, classes)
     probabilities = scores.double().softmax(dim=1)
     judged = [1] if classes == 2 else range(classes)
     areas = [_auc(probabilities[:, c], labels == c) for c in judged]
@@ -109,7 +109,8 @@ def _auc(values: Tensor, positive: Tensor) -> float | None:
     return int(below + not_above) / (2 * len(positives) * len(negatives))
 
 
-def _check_scores(scores: Tensor, labels: Tensor, classes: int) -> None:
+def check_scores(scores: Tensor, labels: Tensor, classes: int) -> None:
+    """Refuse scores that do not fit the labels, and those of a training that diverged."""
     if scores.shape != (len(labels), classes):
         raise ValueError(f"scores must be ({len(labels)}, {classes}), one row per label, not {tuple(scores.shape)}")
     if len(labels) and not (0 <= int(labels.min()) and int(labels.max()) < classes):

@@ -24,13 +24,14 @@ def consistency(accuracies: Sequence[float]) -> float:
     """
     rates = [
         math.fsum(abs(accuracies[peak] - a) for a in accuracies[peak : end + 1]) / accuracies[peak] / (end - peak)
-        for peak, end in _recoveries(accuracies)
+        for peak, end in recoveries(accuracies)
         if end - peak >= 2
     ]
     return 1 - math.fsum(rates) / len(rates) if rates else 1.0
 
 
-def _recoveries(accuracies: Sequence[float]) -> Iterator[tuple[int, int]]:
+def recoveries(accuracies: Sequence[float]) -> Iterator[tuple[int, int]]:
+    """From each record, which it is the place of, to the first later value that is at least as high."""
     peak = 0
     for index in range(1, len(accuracies)):
         if accuracies[index] >= accuracies[peak]:

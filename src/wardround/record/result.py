@@ -16,13 +16,29 @@ from wardround.data.federation import Federation
 from wardround.exchange.bundle import KINDS
 from wardround.exchange.ledger import totals
 from wardround.learn.device import Device
-from wardround.measure import course, headlines
+from wardround.measure import Bin, calibration_error, course, headlines
 from wardround.record.rundir import Log
 
 SCHEMA_VERSION = 1
 ROW_FIELDS = ("method", "seed", "site", "round", "split", "model", "metric", "value", "n")
 FEATURE_FIELDS = ("site", "images", "distance", "relative", "by_class")
-CLUSTER_FIELDS = ("clusters", "silhouettes", "weights")
+CLUSTER_FIELDS = ("clusters", "silhouettes", "weights", "similarity", "course")
+ANSWER_FIELDS = ("method", "seed", "site", "round", "split", "model", "confusion", "bins")
+PRIVACY_FIELDS = ("site", "epsilon", "delta")
+PROJECTION_FIELDS = ("way", "shares", "sites", "points")
+PARTS = (
+    "rows",
+    "headlines",
+    "rounds",
+    "answers",
+    "features",
+    "projections",
+    "work",
+    "clusters",
+    "galleries",
+    "privacy",
+    "notes",
+)  # lists that every method adds to
 
 
 def environment(device: Device) -> dict[str, Any]:
@@ -65,7 +81,8 @@ def describe_data(federation: Federation) -> dict[str, Any]:
 def one_method(run: Path, method: str, data: dict[str, Any], within: Path | None = None) -> dict[str, Any]:
     """The part of a result that one method's run directory gives; files are named from the directory `within`."""
     rows, notes, seconds = [], [], None
-    work, clusters, galleries, features = [], [], [], []
+    work, clusters, galleries, features, answers, projections = [], [], [], [], [], []
+    privacy: dict[str, dict[str, Any]] = {}  # what each site has spent in the end
     ends: dict[int, float] = {}
     measuring: dict[int, float] = {}
     for event in Log(run / "events.jsonl").rows():
@@ -83,8 +100,16 @@ def one_method(run: Path, method: str, data: dict[str, Any], within: Path | None
             work.append({"method": method, **_timed(event["part"], event["steps"], event["seconds"])})
         elif event["kind"] == "features":
             features.append({"method": method, **{name: event[name] for name in FEATURE_FIELDS}})
+        elif event["kind"] == "projection":
+            projections.append({"method": method, **{name: event[name] for name in PROJECTION_FIELDS}})
+        elif event["kind"] == "answers":
+            error = calibration_error([Bin(*found) for found in event["bins"]])
+            answers.append({**{name: event[name] for name in ANSWER_FIELDS}, "calibration_error": error})
         elif event["kind"] == "clusters":
             clusters.append({"method": method, **{name: event[name] for name in CLUSTER_FIELDS}})
+        elif event["kind"] == "privacy":
+            spent = event["spent"]
+            privacy[spent["site"]] = {"method": method, **{name: spent[name] for name in PRIVACY_FIELDS}}
         elif event["kind"] == "gallery":
             file = (run / event["file"]).relative_to(within or run).as_posix()
             galleries.append({"method": method, "file": file})
@@ -106,10 +131,13 @@ def one_method(run: Path, method: str, data: dict[str, Any], within: Path | None
             "rows": ledger,
         },
         "seconds": {method: seconds},
+        "answers": answers,
         "features": features,
+        "projections": projections,
         "work": work,
         "clusters": clusters,
         "galleries": galleries,
+        "privacy": [privacy[site] for site in sorted(privacy)],
     }
 
 
@@ -153,20 +181,13 @@ def whole(
         "settings": settings,
         "data": data,
         "environment": environment,
-        "rows": [],
-        "headlines": [],
-        "rounds": [],
         "ledger": {"totals": [], "rows": []},
         "seconds": {},
-        "features": [],
-        "work": [],
-        "clusters": [],
-        "galleries": [],
-        "notes": [],
+        **{key: [] for key in PARTS},
     }
     for part in parts:
         result["methods"].append(part["method"])
-        for key in ("rows", "headlines", "rounds", "features", "work", "clusters", "galleries", "notes"):
+        for key in PARTS:
             result[key] += part[key]
         result["ledger"]["totals"] += part["ledger"]["totals"]
         result["ledger"]["rows"] += part["ledger"]["rows"]

@@ -197,7 +197,11 @@ def lock_directory(path: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise BadInput(f"{path} is in use by another run; wait for its end or choose another --out") from error
-        yield
+        try:
+            yield
+        finally:
+            if fcntl is not None:  # closing is not enough: a process that another thread forks just now holds it, too
+                fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def sweep(path: Path) -> None:

@@ -4,7 +4,9 @@ A method says it in the last state it yields; the events that are made of it her
 
     facts["work"]                           {"synthesis": {"steps": 500, "seconds": 4.1}, ...}
     facts["clusters"], ["silhouettes"]      sites of each cluster; for each number of clusters tried, its silhouette
+    facts["similarity"]                     {"sites", "of", "values"}: cosines between what was clustered of each site
     groups["cross"]["weights"]              (K, K): how much the model of a cluster learns from each cluster
+    facts["course"]                         the same after each stretch of the work, the beginning first
     groups["gallery"], facts["gallery"]     see `wardround.synthesis.gallery`
 """
 
@@ -20,6 +22,7 @@ from torch import Tensor
 from wardround.methods.state import State
 from wardround.record import gallery
 
+NOT_COMPARED: dict[str, Any] = {"sites": [], "of": "", "values": []}
 IN_TURN = ("synthesis", "adaptation", "distillation")
 
 
@@ -34,6 +37,8 @@ def leave(run: Path, state: State) -> Iterator[dict[str, Any]]:
             "clusters": state.facts["clusters"],
             "silhouettes": state.facts.get("silhouettes", {}),
             "weights": _rows(state.groups.get("cross", {}).get("weights")),
+            "similarity": state.facts.get("similarity", NOT_COMPARED),
+            "course": state.facts.get("course", []),
         }
     if file := gallery.write(run, state):
         yield {"kind": "gallery", "file": file}

@@ -28,6 +28,7 @@ PNG_FRAME = 200  # bytes of a PNG beyond its pixels, when these do not compress
 FIGURE_MARKUP = 4_000  # bytes of one gallery's caption and headings
 MOST_SIDE = 64  # pixels; larger images are shown smaller
 NAMED = 12  # classes left out that are named
+MOST_STOPS = 12  # of a slider; the style sheet knows as many
 LEAST_CELLS = 2  # one image, at its first and its last step
 ORIGIN = "Made by the coordinator from the models alone; no patient's image."
 
@@ -111,6 +112,7 @@ def _figure(method: str, title: str, gallery: Gallery, classes: Sequence[str], c
     return {
         "name": name,
         "words": " ".join(notes),
+        "stops": [f"{gallery.steps[f]:,}" for f in frames] if 1 < len(frames) <= MOST_STOPS else [],
         "table": tabulate(caption, ("Step", *(names[i] for i in images)), rows),
     }
 

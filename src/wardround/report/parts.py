@@ -1,4 +1,4 @@
-"""What every part of the page is made of: tables and drawings for the template."""
+"""What every part of the page is made of: tables, drawings, and figures with their numbers behind them."""
 
 from __future__ import annotations
 
@@ -24,3 +24,8 @@ def tabulate(caption: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -
 def drawn(svg: str) -> Markup:
     """A chart as markup."""
     return Markup(svg)  # noqa: S704 - charts escape every text they are given
+
+
+def figure(title: str, words: str, svg: str, table: View) -> View:
+    """A chart under its title and its definition, with its numbers behind it."""
+    return {"title": title, "words": words, "svg": drawn(svg) if svg else "", "table": table}
