@@ -1,0 +1,1 @@
+"""Runs in other people's tools, TensorBoard and MLflow: one way, from the record to them."""
