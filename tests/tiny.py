@@ -47,6 +47,15 @@ BASE: dict[str, Any] = {
 # Settings under which a method that makes images is done in no time, for tests that run every method.
 QUICK: dict[str, dict[str, Any]] = {
     "coboosting": {"epochs": 2, "batch": 8, "codes": 4, "generator_steps": 2, "shots": 1},
+    "consult-distilled": {
+        "epochs": 1,
+        "steps": 3,
+        "batch": 8,
+        "kd_steps": 2,
+        "replayed": 4,
+        "tune_epochs": 1,
+        "shots": 1,
+    },
     "dafl": {"epochs": 1, "turns": 2, "batch": 8, "codes": 4, "kd_steps": 2, "shots": 1},
     "deepinversion": {"epochs": 1, "steps": 3, "batch": 8, "kd_steps": 2, "shots": 1},
     "dense": {"epochs": 2, "batch": 8, "codes": 4, "generator_steps": 2, "shots": 1},

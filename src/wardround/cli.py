@@ -21,27 +21,27 @@ import typer
 from rich.console import Console
 
 from wardround import __version__, show
+from wardround.audit.cli import audit_command
+from wardround.board.cli import board_command
+from wardround.choices import assigned, for_methods, gather
+from wardround.data.check.command import check_command
 from wardround.deploy.cli import predict_command
 from wardround.errors import BadInput, WardroundError
+from wardround.papers.cli import mount as mount_papers
 from wardround.progress import Bars, Silent
 from wardround.remote.cli import mount as mount_remote
-from wardround.settings import (
-    Settings,
-    hint,
-    keys,
-    overlay,
-    parse_assignment,
-    put,
-    read_preset,
-    read_study_file,
-    validate,
-)
+from wardround.tracking.cli import track_command
 
 app = typer.Typer(name="wardround", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 data_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 mount_remote(app)
+mount_papers(app)
 app.command("predict")(predict_command)
+data_app.command("check")(check_command)
+app.command("board")(board_command)
+app.command("track")(track_command)
+app.command("audit")(audit_command)
 # Typer's own complaints about flags. Taken from Typer, since not every version of it has click beside it.
 UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -53,7 +53,7 @@ SetName = Annotated[str, typer.Argument(metavar="NAME", hidden=True)]
 
 StudyFile = Annotated[Path | None, typer.Option("--study", help="a study file (TOML), or the settings.json of a run")]
 Preset = Annotated[str | None, typer.Option(help="a named set of settings, or a TOML file of your own")]
-Data = Annotated[str | None, typer.Option(help="phantoms, a set's name, an .npz file or a folder of images")]
+Data = Annotated[str | None, typer.Option(help="phantoms, a set's name, an .npz file, a table of files, or a folder")]
 Sites = Annotated[int | None, typer.Option(help="number of sites")]
 Alpha = Annotated[float | None, typer.Option(help="Dirichlet concentration: small means unequal sites")]
 PartitionRule = Annotated[str | None, typer.Option("--partition", help="dirichlet, iid, shards or natural")]
@@ -65,10 +65,12 @@ Seed = Annotated[int | None, typer.Option(help="seed of everything but the parti
 DeviceName = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N")]
 Folder = Annotated[Path | None, typer.Option(help="the data folder (default: $WARDROUND_DATA or ~/.wardround/data)")]
 Size = Annotated[int, typer.Option(help="28 (the default), 64, 128 or 224 pixels", show_default=False)]
+Plots = Annotated[Path | None, typer.Option(help="a folder to write every chart into, too, as SVG and PNG")]
 Out = Annotated[Path | None, typer.Option(help="directory to write; must not exist (default: runs/NAME)")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="any setting, such as train.lr=0.01; may be repeated")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print the result only")]
 Json = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+Track = Annotated[list[str] | None, typer.Option(help="log to tensorboard or mlflow, too; may be repeated")]
 
 
 @app.callback(invoke_without_command=True)
@@ -101,21 +103,22 @@ def run(
     set_: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,
+    track: Track = None,
 ) -> None:
     """Run one method; without arguments, the built-in study.
 
     STUDY is a study file (TOML), or the settings.json of an earlier run. Flags win over a preset, a preset over the
     file. Where neither a study nor images are named, the preset is demo.
     """
-    settings, others = _settings(study, preset or _built_in(study, data), _flags(locals()), set_)
+    settings, others = gather(study, preset, _choices(locals()), assigned(set_))
 
     from wardround.methods.registry import find, own_settings
     from wardround.run import begin_run
 
     method = find(settings.method).name
-    own = own_settings(_with_others(settings.set, others, [method], bare=method), method)
+    own = own_settings(for_methods(settings.set, others, [method], bare=method), method)
     settings = settings.model_copy(update={"set": own})
-    _finish(lambda: begin_run(settings, out, _progress(quiet or as_json)), quiet, as_json)
+    _finish(lambda: begin_run(settings, out, _progress(quiet or as_json)), quiet, as_json, track)
 
 
 @app.command()
@@ -137,40 +140,46 @@ def compare(
     set_: Sets = None,
     quiet: Quiet = False,
     as_json: Json = False,
+    track: Track = None,
 ) -> None:
     """Run several METHODS on the same partition.
 
     Each is a name from `wardround methods`, or a Python file. Trained site models are shared where methods can.
     """
-    settings, others = _settings(study, preset or _built_in(study, data), _flags(locals()), set_)
+    settings, others = gather(study, preset, _choices(locals()), assigned(set_))
 
     from wardround.methods.registry import find, own_settings
     from wardround.run import begin_comparison
 
     names = [find(method).name for method in methods]
-    own = _with_others(settings.set, others, names)
+    own = for_methods(settings.set, others, names)
     settings = settings.model_copy(update={"method": methods[0], "set": own})
     chosen = [(method, own_settings(own, name, names)) for method, name in zip(methods, names, strict=True)]
-    _finish(lambda: begin_comparison(settings, chosen, out, _progress(quiet or as_json)), quiet, as_json)
+    _finish(lambda: begin_comparison(settings, chosen, out, _progress(quiet or as_json)), quiet, as_json, track)
 
 
 @app.command()
-def resume(directory: Directory, quiet: Quiet = False, as_json: Json = False) -> None:
+def resume(directory: Directory, quiet: Quiet = False, as_json: Json = False, track: Track = None) -> None:
     """Go on with a run that was stopped, in its DIRECTORY.
 
     It ends with the numbers it would have had.
     """
     from wardround.run import reopen
 
-    _finish(lambda: reopen(directory, _progress(quiet or as_json)), quiet, as_json)
+    _finish(lambda: reopen(directory, _progress(quiet or as_json)), quiet, as_json, track)
 
 
 @app.command()
-def report(directory: Directory) -> None:
+def report(directory: Directory, plots: Plots = None) -> None:
     """Write the HTML page of a finished run again, in its DIRECTORY."""
-    from wardround.run import rewrite_report
+    from wardround.run import read_result, rewrite_report
 
     typer.echo(show.printable(str(rewrite_report(directory))))
+    if plots is not None:
+        from wardround.report.plots import write_plots
+
+        folder = directory if directory.is_dir() else directory.parent
+        typer.echo(f"{len(write_plots(read_result(directory), folder, plots))} plots in {show.printable(str(plots))}")
 
 
 @app.command()
@@ -263,14 +272,16 @@ def _terminate(_signal: int, _frame: object) -> None:
     raise _Terminated
 
 
-def _finish(begin: Callable[[], Any], quiet: bool, as_json: bool) -> None:
+def _finish(begin: Callable[[], Any], quiet: bool, as_json: bool, track: list[str] | None) -> None:
     """Do a job to its end and show what came of it; when it is stopped, say how to go on."""
+    following = _followed(track or [], quiet or as_json)
     job = begin()
     again = shlex.join(["wardround", "resume", str(job.path)])
     try:
         if not (quiet or as_json):
             show.opening(_console(), job.prepared, job.path)
-        result = job.finish()
+        with following(job.path):
+            result = job.finish()
     except (KeyboardInterrupt, _Terminated):
         _complain(f"stopped; go on with: {again}")
         raise
@@ -282,26 +293,20 @@ def _finish(begin: Callable[[], Any], quiet: bool, as_json: bool) -> None:
         show.result(Console(), result, job.path, brief=quiet)
 
 
-def _flags(given: dict[str, Any]) -> dict[str, Any]:
-    """The flags that were set, as nested settings."""
-    places = {
-        "method": "method",
-        "data": "data.source",
-        "sites": "data.sites",
-        "alpha": "data.alpha",
-        "partition": "data.partition",
-        "partition_seed": "data.partition_seed",
-        "model": "model.name",
-        "rounds": "rounds",
-        "epochs": "train.epochs",
-        "seed": "seed",
-        "device": "device",
-    }
-    tree: dict[str, Any] = {}
-    for flag, key in places.items():
-        if given.get(flag) is not None:
-            put(tree, key, _epochs(given[flag]) if flag == "epochs" else given[flag])
-    return tree
+def _followed(tools: list[str], quiet: bool) -> Callable[[Path], contextlib.AbstractContextManager[None]]:
+    """How a run is followed into other tools, which must be there before it begins."""
+    if not tools:
+        return lambda path: contextlib.nullcontext()
+    from wardround.tracking.follow import tracked
+    from wardround.tracking.sink import check
+
+    check(tools)
+    return lambda path: tracked(path, tools, _complain, (lambda text: None) if quiet else _complain)
+
+
+def _choices(given: dict[str, Any]) -> dict[str, Any]:
+    """A command's flags; `--epochs` is text."""
+    return {**given, "epochs": _epochs(given["epochs"]) if given["epochs"] is not None else None}
 
 
 def _epochs(text: str) -> int | list[int]:
@@ -311,47 +316,6 @@ def _epochs(text: str) -> int | list[int]:
     except ValueError:
         raise BadInput(f"--epochs {text!r} is no number; write 5, or 30,60,60 for one number a round") from None
     return [first, *others] if others else first
-
-
-def _built_in(study: Path | None, data: str | None) -> str | None:
-    """The preset of the built-in study, which is what runs where neither a study nor images are named."""
-    return "demo" if study is None and data is None else None
-
-
-def _settings(
-    study: Path | None, preset: str | None, flags: dict[str, Any], assignments: list[str] | None
-) -> tuple[Settings, list[tuple[str, Any]]]:
-    """Flags over preset, preset over file; and every `--set` that is not of a study's key, so it must be a method's.
-
-    Checked before torch is loaded, which takes seconds: a slip is told at once.
-    """
-    tree = read_study_file(study) if study else {}
-    if preset:
-        tree = overlay(tree, read_preset(preset))
-    tree = overlay(tree, flags)
-    others = []
-    for key, value in map(parse_assignment, assignments or []):
-        if key.partition(".")[0] in Settings.model_fields:
-            put(tree, key, value)
-        else:
-            others.append((key, value))
-    return validate(tree), others
-
-
-def _with_others(
-    own: dict[str, Any], assignments: list[tuple[str, Any]], methods: list[str], bare: str = ""
-) -> dict[str, Any]:
-    """`--set` of a method's key: under its name (fedprox.mu), or bare (mu) for the one method that runs."""
-    tree = overlay({}, own)
-    for key, value in assignments:
-        if key.partition(".")[0] in methods:
-            put(tree, key, value)
-        elif bare and "." not in key:
-            put(tree, f"{bare}.{key}", value)
-        else:
-            near = hint(key, keys(Settings)) or "write a study's key such as train.lr, or METHOD.key"
-            raise BadInput(f"--set {key}: no study and no method that runs here has this setting; {near}")
-    return tree
 
 
 def _help_unless_command(context: typer.Context) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from wardround import tensorfile
 from wardround.data.federation import Federation
 from wardround.errors import RunFailed, SiteFailed
-from wardround.examine import Examiner
+from wardround.examine import PERSONAL, SHARED, Examiner
 from wardround.exchange.answers import Answers
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.inprocess import InProcess
@@ -29,6 +29,10 @@ from wardround.learn.side_by_side import Outcome, count_steps, train_many
 from wardround.learn.store import FitStore
 from wardround.methods.base import Context, Method
 from wardround.methods.state import State
+from wardround.privacy import secret as secrets
+from wardround.privacy.account import SpentRow
+from wardround.privacy.guard import Guard, guard_for
+from wardround.privacy.plan import is_on
 from wardround.progress import Silent
 from wardround.record import workings
 from wardround.record.absorbing import Pace, last_state
@@ -54,11 +58,11 @@ class Coordinator:
             self.federation, self.device, settings.train.precision, self.method.name, settings.seed, self.progress
         )
         self.gates = {
-            site.name: Gate(read_policy(settings.policies[site.name]), site.train.counts().cpu())
+            site.name: Gate(read_policy(settings.policies[site.name]), site.train.counts().cpu(), say=self._note_once)
             for site in self.federation.sites
             if site.name in settings.policies
         }
-        self.transport = InProcess(self.federation, self._train, self._count, gates=self.gates)
+        self.guards: dict[str, Guard] = {}
         self.memories: dict[str, str] = {}
         self.saved = 0
         self.began = time.monotonic()
@@ -75,6 +79,7 @@ class Coordinator:
             self.memories, self.saved = dict(checkpoint.memories), checkpoint.saved
             self.began -= checkpoint.seconds
             self._recall_what_left()
+        self._stand_guard()
         self._note_a_share_of_nobody()
         with self.progress.task("rounds", self.method.rounds(self.study), done=round) as advance:
             while (newer := self._round(self._context(round), state, answers)) is not None:
@@ -164,6 +169,8 @@ class Coordinator:
         shared = self.method.predictor(ctx, state)
         if rounds == 0 or not self._measure(ctx.round):
             self._measure_shared(ctx, shared)
+        if shared is not None:
+            self._count_answers(ctx.round, SHARED, "", shared)
         if shared is not None and self.examiner.is_constant(shared):
             self._note("the shared model is a constant predictor: it gives one class for every test image")
         delivered = self.method.deliver(ctx, state)
@@ -175,6 +182,7 @@ class Coordinator:
                     continue
                 for row in self.examiner.personal(ctx.round, site, predictor):
                     self.run.events.append(row)
+                self._count_answers(ctx.round, PERSONAL, site, predictor)
                 if self.examiner.is_constant(predictor):
                     constant.append(site)
                 self._keep(site, predictor, shared)
@@ -190,6 +198,10 @@ class Coordinator:
         self.run.events.append({"kind": "end", "seconds": self._seconds()})
         self.run.events.flush()
         self.run.ledger.flush()
+
+    def _count_answers(self, round: int, model: str, site: str, predictor: Predictor) -> None:
+        for event in self.examiner.answers(round, model, site, predictor):
+            self.run.events.append(event)
 
     def _measure_features(self, shared: Predictor | None) -> None:
         if shared is None or len(shared.members) != 1:
@@ -260,6 +272,26 @@ class Coordinator:
         self.run.events.append(row)
         if isinstance(outcome, Fitted) and outcome.skipped:
             self._note(f"{fit.label}: not trained, {outcome.skipped}")
+
+    def _stand_guard(self) -> None:
+        """The transport, with a guard at every site where privacy is on; what was spent before a stop is spent."""
+        if is_on(self.study.settings.privacy):
+            secret = secrets.keep_secret(self.run.path / secrets.FILE)
+            rows = [SpentRow(**row["spent"]) for row in self.run.events.rows() if row["kind"] == "privacy"]
+            for site in self.federation.sites:
+                guard = guard_for(
+                    self.study,
+                    self.method,
+                    site,
+                    secret,
+                    rows,
+                    on_fit=lambda fit, fitted: self._log_fit(fit, fitted, reused=False),
+                    on_spent=lambda row: self.run.events.append({"kind": "privacy", "spent": row.model_dump()}),
+                    progress=self.progress,
+                )
+                if guard is not None:
+                    self.guards[site.name] = guard
+        self.transport = InProcess(self.federation, self._train, self._count, gates=self.gates, guards=self.guards)
 
     def _recall_what_left(self) -> None:
         """Bytes that left before a stop count against the sites' policies, too."""

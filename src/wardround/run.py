@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -18,13 +19,15 @@ from wardround.data.federation import Federation
 from wardround.data.imageset import Dataset
 from wardround.data.partition import Partition
 from wardround.data.sources import default_data_folder, load
-from wardround.errors import BadInput
+from wardround.errors import BadInput, WardroundError
 from wardround.files import disk_errors
 from wardround.learn.device import Device, find_device, one_thread_per_worker
 from wardround.learn.store import FitStore
+from wardround.learn.trainer import fits_device
 from wardround.methods.base import Method
 from wardround.methods.registry import make
 from wardround.models import load_weights
+from wardround.privacy.plan import check as check_privacy
 from wardround.progress import Silent
 from wardround.record import result as results
 from wardround.record.rundir import RunDir, lock_directory, refuse_existing, sweep, write_json
@@ -61,6 +64,7 @@ def prepare(settings: Settings, methods: Sequence[tuple[str, dict[str, Any]]], p
             load_weights(settings.model.weights, spec)
     for method in made:
         method.check(_under(study, method))
+        check_privacy(_under(study, method), method)
     return Prepared(study, federation, partition, device, made, tuple(name for name, _ in methods))
 
 
@@ -113,6 +117,9 @@ class Job:
         try:
             with one_thread_per_worker():
                 Coordinator(study, federation, method, self.prepared.device, run, fits, self.progress).work()
+        except Exception as error:
+            _leave_word(run, error)
+            raise
         finally:
             run.close()
         self._conclude(path, "run", study, {method.name: path})
@@ -129,6 +136,7 @@ class Job:
             results.environment(self.prepared.device),
             [results.one_method(run, name, data, within=path) for name, run in runs.items()],
         )
+        result["notes"][:0] = [{"method": "data", "text": text} for text in self.prepared.federation.notes]
         with disk_errors(path):
             write_report(result, path / REPORT)
             write_json(path / RESULT, result)
@@ -139,6 +147,13 @@ class Job:
         self.prepared.partition.save(part / PARTITION)
         write_json(part / DATA, results.describe_data(self.prepared.federation))
         write_json(part / ENVIRONMENT, results.environment(self.prepared.device))
+
+
+def _leave_word(run: RunDir, error: Exception) -> None:
+    """Say in the log why nothing more comes, for whoever looks. A resume takes it back: no checkpoint counts on it."""
+    text = str(error) if isinstance(error, WardroundError) else f"a fault of wardround ({type(error).__name__})"
+    with suppress(WardroundError):  # a full disk has been told of already
+        run.events.append({"kind": "failed", "text": text})
 
 
 def begin_run(settings: Settings, out: Path | None, progress: Silent) -> Job:
@@ -250,12 +265,23 @@ def _dataset(settings: Settings, source: str, progress: Silent) -> Dataset:
     data = settings.data
     sites = max(data.sites, 1) if data.partition == "natural" else 0
     folder = Path(os.path.expanduser(data.folder)) if data.folder else default_data_folder()
-    return load(source, folder, size=data.size, phantom_sites=sites, progress=progress)
+    return load(
+        source,
+        folder,
+        size=data.size,
+        phantom_sites=sites,
+        progress=progress,
+        slices=data.slices,
+        groups=data.groups,
+        by_patient=data.by_patient is not False,
+    )
 
 
 def _on_device(federation: Federation, device: Device) -> Federation:
-    """Images live where they are used; sets that several sites share stay shared."""
-    if not device.is_cuda:
+    """Images live where they are used, if there is room; sets that several sites share stay shared."""
+    parts = {id(part): part for site in federation.sites for part in (site.train, site.val, site.test.images)}
+    parts[id(federation.test)] = federation.test
+    if not device.is_cuda or not fits_device(sum(part.images.numel() for part in parts.values()), device.torch):
         return federation
     moved: dict[int, Any] = {}
 

@@ -62,6 +62,8 @@ class DataSettings(Frozen):
     source: str = "phantoms"
     folder: Path | None = None  # where named sets are; None: $WARDROUND_DATA or ~/.wardround/data
     size: Annotated[int, Field(ge=8, le=1024)] | None = None
+    slices: str | None = None  # which pictures of volumes and films, such as "middle axial"
+    groups: Path | None = None  # a table of whose the images of an .npz file are
     files: dict[str, str] = {}  # one file or folder per site, by site name; then `source` is not used
     sites: Annotated[int, Field(ge=0)] = 5  # 0 with natural sites: as many as there are
     partition: Literal["dirichlet", "iid", "shards", "natural"] = "dirichlet"
@@ -69,7 +71,7 @@ class DataSettings(Frozen):
     capped: bool = True  # FedISCA's routine, which stops filling a site at n/N images
     classes_per_site: Count = 2
     min_size: Count = 10
-    by_patient: bool = False
+    by_patient: bool | None = None  # None: wherever the images have patient ids
     partition_seed: Seed = 0
     partition_file: Path | None = None
     merge_val: bool = True
@@ -106,8 +108,22 @@ class TrainSettings(Frozen):
     round_decay: Positive = 0.95  # the learning rate is multiplied by this after every round
     clip_norm: Positive | None = None
     augment: bool = False
+    augmentation: Literal["shift", "zoom"] = "shift"
+    checkpointing: bool = False  # less memory, a third more work: activations are computed again for the gradient
     precision: Literal["fp32", "bf16"] = "fp32"
     keep: Literal["last", "best"] = "last"
+
+
+class PrivacySettings(Frozen):
+    """What a site does to what leaves it, with noise from a secret of its own. Off unless something is set."""
+
+    epsilon: Positive | None = None  # of DP-SGD over the whole study, for one image; None: ordinary training
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    clip: Positive = 1.0  # norm to which each image's gradient is cut
+    noise: Positive | None = None  # noise multiplier; None: the least that keeps within epsilon
+    counts_epsilon: Positive | None = None  # label counts are noised and binned, once a round at this cost
+    feature_clip: Positive | None = None  # norm to which embeddings and prototypes are cut before they leave
+    feature_noise: NotNegative = 0.0  # deviation of noise on them, over feature_clip
 
 
 class Settings(Frozen):
@@ -128,6 +144,7 @@ class Settings(Frozen):
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
+    privacy: PrivacySettings = PrivacySettings()
     set: dict[str, Any] = {}  # the method's own settings
 
 

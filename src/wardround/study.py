@@ -119,10 +119,10 @@ class Study:
         sites do; the coordinator (site None) then starts from the common one.
         """
         spec = self.common_spec if site is None else self.spec(site)
-        if self.settings.model.weights is not None:
-            return load_weights(self.settings.model.weights, spec)
         own = site if site is not None and self.settings.init == "own" else ""
-        return self.fresh_weights(spec, "init", own)
+        drawn = self.fresh_weights(spec, "init", own)
+        path = self.settings.model.weights
+        return drawn if path is None else load_weights(path, spec, drawn)
 
     def fresh_weights(self, spec: NetSpec, purpose: str, site: str = "") -> Weights:
         """Random initial weights that belong to this purpose and site."""

@@ -23,6 +23,7 @@ from wardround.show import printable, size
 from wardround.study import Study
 
 IMAGES = "images"
+WITHOUT = " A hospital whose rules forbid it leaves it out, and the study goes on."
 UNLIMITED = 2**60  # bytes: a declaration of more than this is none
 NOTHING: Mapping[str, float] = MappingProxyType({})
 
@@ -130,7 +131,7 @@ def _leaves(study: Study, method: Method, payloads: Sequence[Payload], rounds: i
     yield f"{_turns(rounds).capitalize()} {who} this:"
     for name, groups in _by_name(up).items():
         content = GROUPS[name].content if name in GROUPS else groups[0].what
-        yield f"{_title(name)} ({_amount(groups)}): {content}."
+        yield f"{_title(name)} ({_amount(groups)}): {content}.{WITHOUT if groups[0].optional else ''}"
     sizes, bound = [sum(group.max_bytes for group in groups) for groups in up], any(map(_at_most, up))
     in_all = f" in a round, {_size([rounds * each for each in sizes], True)} in all" if rounds > 1 else ""
     yield f"Together: {_size(sizes, bound)}{in_all}."
@@ -249,7 +250,7 @@ def _back(payloads: Sequence[Payload]) -> list[str]:
 
 def _at_most(groups: Sequence[Group]) -> bool:
     """Whether the declared sizes are the most there can be, and not exact."""
-    return any(group.tensors is None or group.partial for group in groups)
+    return any(group.tensors is None or group.partial or group.optional for group in groups)
 
 
 def _amount(groups: Sequence[Group]) -> str:

@@ -88,6 +88,15 @@ WAYS: dict[str, dict[str, Any]] = {
         "trust": torch.tensor([[1.0, 0.0, 2.0], [2.0, 3.0, 1.0]], dtype=torch.float64),
         "member_log_prior": torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64).log(),
     },
+    "pairs": {
+        "combine": "pairs",
+        "trust": torch.tensor([[40.0, 0.0, 90.0], [30.0, 300.0, 5.0]], dtype=torch.float64),
+        "member_log_prior": torch.tensor([[0.3, 0.01, 0.69], [0.1, 0.8, 0.1]], dtype=torch.float64).log(),
+        "votes": torch.tensor([3.0, 50.0], dtype=torch.float64),
+        "sharpness": torch.tensor(4.0, dtype=torch.float64),
+        "log_prior": torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log(),
+        "floor": torch.tensor(0.25, dtype=torch.float64),
+    },
 }
 PREDICTORS: dict[str, Predictor] = {
     **{name: panel(**how) for name, how in WAYS.items()},

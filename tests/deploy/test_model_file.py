@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,12 @@ def test_weights_that_are_no_numbers_are_refused_when_read_and_when_written(valu
         ("log_prior", torch.zeros(1), "log_prior of the model has shape (1,)"),
         ("log_prior", torch.tensor([0.0, 0.0, float("-inf")]), "log_prior of the model holds NaN or infinite"),
         ("member_log_prior", torch.zeros(3), "member_log_prior of the model has shape (3,)"),
+        ("votes", torch.ones(3), "votes of the model has shape (3,)"),
+        ("votes", torch.tensor([3.0, 0.0]), "votes of the model holds a number that is not above 0"),
+        ("sharpness", torch.ones(1), "sharpness of the model has shape (1,)"),
+        ("sharpness", torch.tensor(-1.0), "sharpness of the model holds a number that is not above 0"),
+        ("floor", torch.ones(1), "floor of the model has shape (1,)"),
+        ("floor", torch.tensor(1.5), "floor of the model is 1.5, and no probability"),
     ],
 )
 def test_what_members_are_combined_with_must_fit(name: str, tensor: torch.Tensor, says: str, tmp_path: Path) -> None:
@@ -179,6 +186,23 @@ def test_what_members_are_combined_with_must_fit(name: str, tensor: torch.Tensor
     with pytest.raises(BadInput) as caught:
         written(tmp_path, panel(**{name: tensor}))
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["trust", "member_log_prior", "votes"])
+def test_votes_on_pairs_need_all_that_they_are_weighed_by(name: str, tmp_path: Path) -> None:
+    whole, says = PREDICTORS["pairs"], f"votes on pairs of classes needs {name}, and it is not there"
+
+    def change(groups: Any, _: Any) -> None:
+        del groups["combine"][name]
+
+    assert says in lie(change, whole)
+    with pytest.raises(BadInput, match=says):
+        written(tmp_path, replace(whole, **{name: None}))
+
+
+def test_votes_on_pairs_are_weighed_class_by_class(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"trust of the model has shape \(2,\)"):
+        written(tmp_path, replace(PREDICTORS["pairs"], trust=torch.ones(2)))
 
 
 def test_a_model_for_another_task_is_not_written(tmp_path: Path) -> None:

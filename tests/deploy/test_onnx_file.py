@@ -52,6 +52,16 @@ def test_every_kind_of_predictor_gives_the_same_probabilities(name: str) -> None
     assert compared(PREDICTORS[name], panel_about()) < 2e-6
 
 
+def test_the_floor_is_in_the_file() -> None:
+    data = make_onnx(PREDICTORS["pairs"], panel_about().record)
+    assert OnnxModel(data, "it").floor == 0.25
+    for value in ("1.5", "-0.1", "nan", "high"):
+        proto = onnx.load_model_from_string(data)
+        proto.metadata_props[1].value = value
+        with pytest.raises(BadInput, match=r"^the floor in it is no probability; export the model again$"):
+            OnnxModel(proto.SerializeToString(), "it")
+
+
 def network(name: str) -> Member:
     stem = "imagenet" if name.startswith("resnet") else None  # which has a layer that the other stem lacks
     spec = NetSpec(name, 3, 3, 16, width=2, stem=stem)
@@ -78,7 +88,7 @@ def by_hand(whole_export: Path) -> bytes:
 
 def test_normalisation_is_inside_and_any_number_of_images_will_do(by_hand: bytes) -> None:
     model = OnnxModel(by_hand, "it")
-    assert model.record == ABOUT.record
+    assert (model.record, model.floor) == (ABOUT.record, None)
     greys = [0, 64, 128, 200, 255]
     for n in (1, 2, 5):
         images = torch.tensor(greys[:n], dtype=torch.uint8).reshape(n, 1, 1, 1).expand(n, 1, 4, 4)

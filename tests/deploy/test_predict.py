@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,23 @@ def test_the_probabilities_worked_out_by_hand(which: str, model: Path, scans: Pa
         assert row.probabilities == pytest.approx((1 - malignant(grey), malignant(grey)), abs=1e-6)
         assert row.predicted == ("malignant" if grey >= 128 else "benign")
     assert (found.failures, found.notes, found.record) == ([], [], ABOUT.record)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model.onnx"])
+def test_images_below_the_floor_are_marked(file: str, scans: Path, tmp_path: Path) -> None:
+    """The highest probability is 1/2 up to grey 127, then that of malignant: 0.5, 0.5, 0.501, 0.651, 0.75."""
+    if file == "model.onnx":
+        pytest.importorskip("onnxruntime", reason="needs the extra [onnx]")
+    predictor = replace(bright(), floor=torch.tensor(0.6))
+    card = export(predictor, tmp_path / "model", ABOUT, made=MADE).card
+    assert "no class reaches the probability 0.600 is marked as unfamiliar" in card.combination
+    found = predict(tmp_path / "model" / file, [scans], "cpu")
+    assert [row.unfamiliar for row in found.rows] == [True, True, True, False, False]
+    assert found.notes == ["unfamiliar, unlike what the model was trained on, so not to be relied on: 3 of 5"]
+    lines = table.as_csv(found).splitlines()
+    assert lines[0].endswith(',"p(malignant)","unfamiliar"')
+    assert [line.rpartition(",")[2] for line in lines[1:]] == ["1", "1", "1", "0", "0"]
+    assert [row["unfamiliar"] for row in json.loads(table.as_json(found))["predictions"]] == [True] * 3 + [False] * 2
 
 
 def test_more_images_than_are_held_at_once(model: Path, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:

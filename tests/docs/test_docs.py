@@ -32,6 +32,7 @@ from wardround.methods.base import Context
 from wardround.methods.registry import known, make
 from wardround.methods.state import State
 from wardround.models import NetSpec, names, spec_layout
+from wardround.record.result import PRIVACY_FIELDS
 from wardround.settings import Settings, validate
 from wardround.show import COLUMNS
 
@@ -410,7 +411,9 @@ def test_every_field_of_a_result_is_in_its_page(runs: Path, tmp_path: Path) -> N
     compared = tiny.coordinate(tmp_path / "compared", make("fedavg", {}), evaluate_features=True)
     for key in ("work", "clusters", "galleries"):
         result[key] += painted[key]
-    result["features"] += compared["features"]
+    for key in ("features", "projections"):
+        result[key] += compared[key]
+    result["privacy"] += [{"method": "fedavg", **dict.fromkeys(PRIVACY_FIELDS, 1.0)}]
     listed = [cells[0].strip("`") for cells in rows(text_of("docs/compare.md"), "| Field | Content |")]
     assert sorted(listed) == sorted(fields(result))
     assert result["schema_version"] == 1

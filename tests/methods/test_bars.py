@@ -328,12 +328,15 @@ def test_a_fit_of_other_settings_is_another_fit(change: Any, tmp_path: Path) -> 
 def test_private_images_do_not_leave_in_any_method_but_centralised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No uint8 tensor crosses a boundary, and no tensor as large as a site's images."""
+    """No uint8 tensor leaves a site; what comes home may hold synthetic images, never a site's."""
     for name in known():
         crossed = watch_bundles(monkeypatch)
         coordinate(tmp_path / name, quick(name))
-        kinds = {t.dtype for bundle in crossed for group in bundle.groups.values() for t in group.values()}
+        left = [bundle for bundle in crossed if bundle.envelope.kind == "answer"]
+        kinds = {t.dtype for bundle in left for group in bundle.groups.values() for t in group.values()}
         assert (torch.uint8 in kinds) == (name == "centralised")
+        home = {group for bundle in crossed if bundle not in left for group in bundle.groups}
+        assert "images" not in home
 
 
 def test_who_is_never_asked_cannot_answer() -> None:

@@ -22,6 +22,7 @@ SHARED = "shared"  # the site of a model that is all sites'
 COMBINATION = {
     "logits": "the mean of the networks' scores before softmax",
     "softmax": "the mean of the networks' probabilities",
+    "pairs": "votes of the networks on every pair of classes, each network heard on the pairs it has seen",
     "entropy": "the mean of the networks' probabilities, a network with small entropy counting more",
     "margin": "the mean of the networks' probabilities, a network with its two best far apart counting more",
     "maximum": "the mean of the networks' probabilities, a network with a large highest one counting more",
@@ -66,7 +67,13 @@ def combination(predictor: Predictor) -> str:
         words += ", each network weighed" + (" class by class" if predictor.trust.ndim == 2 else "")
     if predictor.member_log_prior is not None:
         words += ", each network's own class shares divided out first"
-    return words + (", then weighed by class shares" if predictor.log_prior is not None else "")
+    words += ", then weighed by class shares" if predictor.log_prior is not None else ""
+    if predictor.floor is not None:
+        words += (
+            f". An image of which no class reaches the probability {float(predictor.floor):.3f} is marked as "
+            "unfamiliar: of validation images that were answered right, one in twenty is"
+        )
+    return words
 
 
 def markdown(card: Card) -> str:
@@ -93,8 +100,8 @@ def _answers(card: Card) -> Iterator[str]:
     yield ""
     yield (
         "For one image it gives a probability for each of the classes below; they add up to 1. It always answers with "
-        "one of these classes, also for an image that shows none of them. A probability is the model's own and was not "
-        "calibrated: of images with 0.9, not necessarily nine in ten are right."
+        "one of these classes, also for an image that shows none of them. A probability is the model's own, "
+        "calibrated at most on few images of one site: of images with 0.9, not necessarily nine in ten are right."
     )
     yield ""
     yield "| Number | Class |" if counts is None else "| Number | Class | Images trained on |"

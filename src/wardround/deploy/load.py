@@ -27,6 +27,10 @@ class Model(Protocol):
     def record(self) -> ModelRecord:
         """What it takes, what it answers, and where it comes from."""
 
+    @property
+    def floor(self) -> float | None:
+        """The highest probability below which an image is unlike those it was trained on; None: it cannot tell."""
+
     def probabilities(self, images: Tensor) -> Tensor:
         """Of uint8 images `(n, channels, size, size)`: float32 `(n, classes)`."""
 
@@ -38,6 +42,11 @@ class PredictorModel:
     record: ModelRecord
     predictor: Predictor
     device: Device
+
+    @property
+    def floor(self) -> float | None:
+        """As the predictor has it."""
+        return None if self.predictor.floor is None else float(self.predictor.floor)
 
     def probabilities(self, images: Tensor) -> Tensor:
         """The softmax of the scores."""

@@ -11,12 +11,11 @@ from pydantic import Field
 from wardround import tensorfile
 from wardround.deploy.about import LARGEST_SIDE, ModelRecord, Task, parsed
 from wardround.errors import BadInput
-from wardround.learn.predictor import Combine, Member, Predictor
+from wardround.learn.predictor import EXTRAS, Combine, Member, Predictor
 from wardround.models import spec_layout
 from wardround.settings import Count, Frozen
 
 COMBINE = "combine"  # the group of what members are combined with, as `Predictor.parts` names it
-EXTRAS = ("trust", "log_prior", "member_log_prior")
 AGAIN = "export the model again"
 
 
@@ -110,7 +109,15 @@ def _check_extras(predictor: Predictor) -> None:
         "trust": ((members,), (members, classes)),
         "log_prior": ((classes,),),
         "member_log_prior": ((members, classes),),
+        "votes": ((2,),),
+        "sharpness": ((),),
+        "floor": ((),),
     }
+    if predictor.combine == "pairs":
+        shapes["trust"] = ((members, classes),)
+        for name in ("trust", "member_log_prior", "votes"):
+            if getattr(predictor, name) is None:
+                raise BadInput(f"a model that votes on pairs of classes needs {name}, and it is not there; {AGAIN}")
     for name in EXTRAS:
         tensor: torch.Tensor | None = getattr(predictor, name)
         if tensor is None:
@@ -123,6 +130,10 @@ def _check_extras(predictor: Predictor) -> None:
         _check_finite(name, tensor)
         if name == "trust" and bool((tensor < 0).any()):
             raise BadInput(f"a network of the model is trusted less than not at all; {AGAIN}")
+        if name in ("votes", "sharpness") and bool((tensor <= 0).any()):
+            raise BadInput(f"{name} of the model holds a number that is not above 0; {AGAIN}")
+        if name == "floor" and not 0 <= float(tensor) <= 1:
+            raise BadInput(f"floor of the model is {float(tensor):g}, and no probability; {AGAIN}")
 
 
 def _check_finite(name: str, tensor: torch.Tensor) -> None:

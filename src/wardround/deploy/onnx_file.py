@@ -1,7 +1,8 @@
 """`model.onnx`: the same predictor for programs that know nothing of wardround, normalisation inside.
 
 It takes `pixels`, float32 `(n, channels, size, size)` with the raw values 0 to 255, any n, and gives `probabilities`
-`(n, classes)`. The record of the model stands in the file's metadata under "wardround". Needs the extra `[onnx]`.
+`(n, classes)`. The record of the model stands in the file's metadata under "wardround", the probability from which
+on an image is familiar, where the model has one, under "wardround-floor". Needs the extra `[onnx]`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +33,7 @@ OPSET = 18  # what runtimes of the last years all read
 INPUT, OUTPUT, COUNT = "pixels", "probabilities", "n"
 LARGEST = 2**31 - 2**24  # bytes of tensors: a file of this kind ends at 2 GiB, and the graph wants some, too
 FLOAT = "tensor(float)"
+FLOOR = f"{RECORD}-floor"
 
 
 class _WithPixels(nn.Module):
@@ -75,8 +78,12 @@ def make_onnx(predictor: Predictor, record: ModelRecord) -> bytes:
         raise TypeError("torch.onnx.export returned no program")
     model = program.model_proto
     _strip(model)
-    entry = model.metadata_props.add()
-    entry.key, entry.value = RECORD, canonical(record.model_dump(mode="json"))
+    notes = {RECORD: canonical(record.model_dump(mode="json"))}
+    if predictor.floor is not None:
+        notes[FLOOR] = repr(float(predictor.floor))
+    for key, value in notes.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
     data: bytes = model.SerializeToString(deterministic=True)
     return data
 
@@ -108,6 +115,7 @@ class OnnxModel:
         with _refusals(name):
             proto = _read(data, name)
             self.record = _record(proto, name)
+            self.floor = _floor(proto, name)
             _check_plain(proto, name)
             # Its second try after a failure would print what the first one found in the file.
             self._session = runtime.InferenceSession(
@@ -168,6 +176,19 @@ def _record(proto: Any, name: str) -> ModelRecord:
     except (ValueError, RecursionError):
         tree = None
     return parsed(ModelRecord, tree, f"the record in {name}")
+
+
+def _floor(proto: Any, name: str) -> float | None:
+    for entry in proto.metadata_props:
+        if entry.key == FLOOR:
+            try:
+                value = float(entry.value)
+            except ValueError:
+                value = math.nan
+            if not 0 <= value <= 1:
+                raise BadInput(f"the floor in {name} is no probability; export the model again")
+            return value
+    return None
 
 
 def _check_plain(proto: Any, name: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,11 +19,15 @@ AT_ONCE = 64  # images in memory
 
 @dataclass(frozen=True)
 class Row:
-    """What a model says of one image; probabilities are in the order of the model's classes."""
+    """What a model says of one image; probabilities are in the order of the model's classes.
+
+    `unfamiliar` says that the image is unlike what the model was trained on; None where the model cannot tell.
+    """
 
     file: str
     predicted: str
     probabilities: tuple[float, ...]
+    unfamiliar: bool | None = None
 
 
 @dataclass
@@ -55,6 +59,7 @@ def predict(
             waiting = []
     _answer(model, waiting, found)
     found.notes.extend(pictures.notes())
+    found.notes.extend(_unfamiliar(found))
     return found
 
 
@@ -67,4 +72,11 @@ def _answer(model: Model, waiting: list[tuple[str, Tensor]], found: Predictions)
         if not bool(torch.isfinite(answer).all()):
             found.failures.append(Failure(file, f"{file} gets no finite probabilities from this model"))
             continue
-        found.rows.append(Row(file, classes[int(answer.argmax())], tuple(answer.tolist())))
+        unfamiliar = None if model.floor is None else bool(answer.max() < model.floor)
+        found.rows.append(Row(file, classes[int(answer.argmax())], tuple(answer.tolist()), unfamiliar))
+
+
+def _unfamiliar(found: Predictions) -> Iterator[str]:
+    count = sum(row.unfamiliar is True for row in found.rows)
+    if count:
+        yield f"unfamiliar, unlike what the model was trained on, so not to be relied on: {count} of {len(found.rows)}"

@@ -15,13 +15,18 @@ DIGITS = 6
 def as_csv(found: Predictions) -> str:
     """A line per image: its file, the class with the largest probability, and the probability of each class.
 
-    Text is quoted and cannot be taken for a formula; JSON has file names to the letter.
+    Where the model can tell, `unfamiliar` is 1 for an image unlike what it was trained on. Text is quoted and cannot be
+    taken for a formula; JSON has file names to the letter.
     """
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-    writer.writerow(["file", "predicted", *(f"p({visible(name)})" for name in found.record.task.classes)])
+    tells = any(row.unfamiliar is not None for row in found.rows)
+    last = ["unfamiliar"] if tells else []
+    writer.writerow(["file", "predicted", *(f"p({visible(name)})" for name in found.record.task.classes), *last])
     for row in found.rows:
-        writer.writerow([cell(row.file), cell(row.predicted), *(round(p, DIGITS) for p in row.probabilities)])
+        marked = [int(bool(row.unfamiliar))] if tells else []
+        probabilities = [round(p, DIGITS) for p in row.probabilities]
+        writer.writerow([cell(row.file), cell(row.predicted), *probabilities, *marked])
     return text.getvalue()
 
 
@@ -38,6 +43,7 @@ def as_json(found: Predictions) -> str:
                     "probabilities": {
                         name: round(p, DIGITS) for name, p in zip(classes, row.probabilities, strict=True)
                     },
+                    **({} if row.unfamiliar is None else {"unfamiliar": row.unfamiliar}),
                 }
                 for row in found.rows
             ],

@@ -15,12 +15,16 @@ from torch import Tensor
 
 from wardround.learn.device import Device
 from wardround.learn.evaluate import batch_size, network_outputs
+from wardround.learn.pairs import pair_scores
 from wardround.models import NetSpec, Weights
 from wardround.progress import NO_PROGRESS, Silent
 from wardround.tensorfile import Groups
 
 Measure = Literal["entropy", "margin", "maximum"]
-Combine = Literal["logits", "softmax", Measure]
+Combine = Literal["logits", "softmax", "pairs", Measure]
+# What members are combined with, and from where on an image is familiar.
+EXTRAS = ("trust", "log_prior", "member_log_prior", "votes", "sharpness", "floor")
+ROWS = 4096  # images whose votes are combined at once: pairs of classes take memory
 UNSURE = 1e-6  # the vote of a member that is not sure at all, so that members of whom none is sure vote alike
 
 
@@ -40,10 +44,12 @@ class Member:
 class Predictor:
     """Scores `(n, classes)`: the weighted mean of the members' logits, or the log of that of their softmax.
 
-    `log_prior` is added to them. `trust` is `(members,)` or `(members, classes)` and is normalised over members; None
-    means equal. Where `combine` is a measure of confidence, softmax is weighed by trust times confidence, image by
-    image. `member_log_prior` `(members, classes)` is subtracted from the members' logits first. With no members the
-    scores are the prior alone: a constant predictor.
+    They are multiplied by `sharpness`, then `log_prior` is added. `trust` is `(members,)` or `(members, classes)` and
+    is normalised over members; None means equal. Where `combine` is a measure of confidence, softmax is weighed by
+    trust times confidence, image by image. `member_log_prior` `(members, classes)` is subtracted from the members'
+    logits first. `pairs` is the rule of `learn/pairs.py`: trust is how many images of each class a member has seen,
+    `votes` the rule's temperature and doubt. With no members the scores are the prior alone: a constant predictor.
+    An image of which no class reaches the probability `floor` is unlike what its sites have seen; None: it cannot tell.
     """
 
     classes: int
@@ -52,6 +58,9 @@ class Predictor:
     trust: Tensor | None = None
     log_prior: Tensor | None = None
     member_log_prior: Tensor | None = None
+    votes: Tensor | None = None
+    sharpness: Tensor | None = None
+    floor: Tensor | None = None
 
     def scores(self, images: Tensor, device: Device, precision: str = "fp32", progress: Silent = NO_PROGRESS) -> Tensor:
         """Scores of uint8 images: float32 on the CPU; the largest is the predicted class."""
@@ -63,29 +72,40 @@ class Predictor:
                 ).logits.cpu()
                 for m in self.members
             ]
-        return self.combined(logits, len(images))
+        parts = [slice(start, start + ROWS) for start in range(0, len(images), ROWS)]
+        scores = [self.combined([each[part] for each in logits], len(images[part])) for part in parts]
+        return torch.cat(scores) if scores else torch.zeros(0, self.classes)
 
     def combined(self, logits: list[Tensor], n: int) -> Tensor:
         """Scores from the members' logits over n images."""
         scores = torch.zeros(n, self.classes)
         if logits:
             stacked = torch.stack(logits)
-            if self.member_log_prior is not None:
-                stacked = stacked - self.member_log_prior.float().cpu().unsqueeze(1)
-            scores = self._mean(stacked)
+            scores = self._by_pairs(stacked) if self.combine == "pairs" else self._mean(stacked)
+        if self.sharpness is not None:
+            scores = scores * self.sharpness.float().cpu()
         return scores if self.log_prior is None else scores + self.log_prior.float().cpu()
 
     def _mean(self, logits: Tensor) -> Tensor:
         """Over the first axis of `(members, n, classes)`."""
         count = len(self.members)
+        if self.member_log_prior is not None:
+            logits = logits - self.member_log_prior.float().cpu().unsqueeze(1)
         trust = torch.ones(count) if self.trust is None else self.trust.float().cpu()
         trust = trust.reshape(count, 1, -1)
         if self.combine == "logits":
             return (logits * _shares(trust)).sum(dim=0)
         probabilities = logits.softmax(dim=2)
-        if self.combine != "softmax":
+        if self.combine != "softmax" and self.combine != "pairs":
             trust = trust * confidence(probabilities, self.combine).unsqueeze(2)
         return (probabilities * _shares(trust)).sum(dim=0).clamp_min(1e-12).log()
+
+    def _by_pairs(self, logits: Tensor) -> Tensor:
+        if self.trust is None or self.member_log_prior is None or self.votes is None:
+            raise ValueError("votes on pairs need trust, member_log_prior and votes")
+        temperature, doubt = self.votes.tolist()
+        trust, prior = self.trust.float().cpu(), self.member_log_prior.float().cpu()
+        return pair_scores(logits, trust, prior, temperature, doubt)
 
     def identity(self) -> tuple[object, ...]:
         """Equal for predictors whose members are the same tensors, combined the same way.
@@ -113,18 +133,11 @@ class Predictor:
         members = tuple(
             Member(NetSpec(**spec), dict(groups[f"member-{i:03d}"])) for i, spec in enumerate(record["members"])
         )
-        extras = groups.get("combine", {})
-        return Predictor(
-            record["classes"],
-            members,
-            record["combine"],
-            extras.get("trust"),
-            extras.get("log_prior"),
-            extras.get("member_log_prior"),
-        )
+        extras = {name: groups.get("combine", {}).get(name) for name in EXTRAS}
+        return Predictor(record["classes"], members, record["combine"], **extras)
 
     def _extras(self) -> dict[str, Tensor]:
-        extras = {"trust": self.trust, "log_prior": self.log_prior, "member_log_prior": self.member_log_prior}
+        extras = {name: getattr(self, name) for name in EXTRAS}
         return {name: tensor for name, tensor in extras.items() if tensor is not None}
 
 

@@ -29,6 +29,7 @@ from wardround.learn.predictor import Predictor
 from wardround.methods.base import Answer, Context, Work
 from wardround.methods.ensemble import Panel, panel_members
 from wardround.methods.state import State
+from wardround.methods.trust import log_shares
 from wardround.settings import Frozen
 from wardround.study import Study
 
@@ -78,7 +79,7 @@ class ClassEnsemble(Panel):
             for site, found in counts.items():
                 if int(found.min()) < 0:
                     raise RunFailed(f"the label counts of {site} cannot be used: it sent a number below 0")
-            yield _with_counts(kept, counts)
+            yield with_counts(kept, counts)
 
     def deliver(self, ctx: Context, state: State) -> dict[str, Bundle]:
         """All models and their sites' counts to all sites."""
@@ -91,7 +92,7 @@ class ClassEnsemble(Panel):
     def delivered_state(self, delivered: Bundle) -> State:
         """The models and the counts by their sites."""
         counts = {path.partition("/")[0]: found for path, found in delivered.group(LABEL_COUNTS).items()}
-        return _with_counts(super().delivered_state(delivered), counts)
+        return with_counts(super().delivered_state(delivered), counts)
 
     def predictor(self, ctx: Context, state: State) -> Predictor:
         """Trust (members, classes) is the counts themselves: the predictor normalises it over members."""
@@ -101,16 +102,10 @@ class ClassEnsemble(Panel):
             panel_members(ctx.study, state),
             combine="softmax",
             trust=torch.where(counts.sum(dim=0) > 0, counts, 1.0),
-            member_log_prior=_log_prior(counts) if self.settings.divide_prior else None,
+            member_log_prior=log_shares(counts) if self.settings.divide_prior else None,
         )
 
 
-def _with_counts(state: State, counts: Mapping[str, Tensor]) -> State:
+def with_counts(state: State, counts: Mapping[str, Tensor]) -> State:
     """Counts are facts: as a group they could have the name of a site."""
     return State(state.groups, {LABEL_COUNTS: {site: found.tolist() for site, found in counts.items()}})
-
-
-def _log_prior(counts: Tensor) -> Tensor:
-    """The log of π (members, classes): of counts + 1/2, so that no class is impossible."""
-    smoothed = counts + 0.5
-    return torch.log(smoothed / smoothed.sum(dim=1, keepdim=True))

@@ -59,6 +59,7 @@ from wardround.synthesis.student import distillation
 
 OWN, SUBSPACE = "own", "subspace"
 STATISTICS_BATCH = 256
+RECORDED = ("similarity", "course")  # facts that only the report reads
 
 
 class PersonalDistillation(Objective):
@@ -167,6 +168,7 @@ class FedBiCross(OneShot):
                 if number + 1 == total and self.settings.recalibrate != "none":
                     stage.recalibrate()
                 stage.parts.done = {}
+                stage.facts["course"] = [*stage.facts.get("course", ()), _rounded(stage.cross)]
                 advance()
                 yield self._kept(stage, number + 1)
 
@@ -174,7 +176,8 @@ class FedBiCross(OneShot):
         groups, facts = stage.kept()
         if not all(bool(t.isfinite().all()) for tensors in groups.values() for t in tensors.values()):
             raise RunFailed(f"{self.name}: a model diverged in Stage 2; use a smaller lr")
-        return State(groups, {**facts, "trajectory": number})
+        record = {name: stage.facts[name] for name in RECORDED if name in stage.facts}
+        return State(groups, {**facts, **record, "trajectory": number})
 
     def clustered(self, ctx: Context, members: Mapping[str, Member], answers: Mapping[str, Bundle]) -> State:
         """Stage 1: who is with whom, and the weights that Stage 2 begins with (1/K each in Algorithm 1)."""
@@ -197,8 +200,15 @@ class FedBiCross(OneShot):
             cross = torch.eye(found.count, dtype=torch.float64)
         elif s.cross == "similarity":
             cross = similarity(points, found.labels)
-        silhouettes = {str(k): value for k, value in found.silhouettes.items()}
-        return State({CROSS: {"weights": cross}}, {"trajectory": 0, "clusters": sites, "silhouettes": silhouettes})
+        facts = {
+            "trajectory": 0,
+            "clusters": sites,
+            "silhouettes": {str(k): value for k, value in found.silhouettes.items()},
+            "course": [_rounded(cross)],
+        }
+        if s.clustering != "subspaces":  # there a point is a row of angles already
+            facts["similarity"] = {"sites": [*members], "of": s.clustering, "values": _alike(torch.from_numpy(points))}
+        return State({CROSS: {"weights": cross}}, facts)
 
     def rate(self, number: int) -> float:
         """η_G in a trajectory: a tenth after half of them and a hundredth after three quarters, or along a cosine."""
@@ -260,3 +270,13 @@ class FedBiCross(OneShot):
         """The one cluster's model where there is only one."""
         alone = len(state.facts["clusters"]) == 1
         return single(ctx.study.student_spec, dict(state.groups[group_name("model", 0)])) if alone else None
+
+
+def _alike(points: Tensor) -> list[list[float]]:
+    """Cosines between the points that were clustered: which sites' models are alike, for the report."""
+    directions = F.normalize(points, dim=1)
+    return _rounded(directions @ directions.T)
+
+
+def _rounded(matrix: Tensor) -> list[list[float]]:
+    return [[round(value, 4) for value in row] for row in matrix.tolist()]

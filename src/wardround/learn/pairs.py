@@ -1,0 +1,66 @@
+"""Votes on pairs of classes, each network heard on the pairs that it has seen both sides of.
+
+A network that never saw class d cannot tell d from c: under label skew most networks are blind on most pairs, and a
+mean of their logits or probabilities listens to them all the same. Here every pair (c, d) is decided by those who know
+both. With n_kc the images of class c that network k was trained on, π_k its label prior and z_k its logits:
+
+    ℓ_k = (z_k − log π_k) / T                               the prior divided out, and a vote that is not too loud
+    h_kcd = 2·n_kc·n_kd / (n_kc + n_kd)                     how much k knows of the pair: the harmonic mean, 0 if blind
+    R_cd = (Σ_k h_kcd·σ(ℓ_kc − ℓ_kd) + m·f_cd) / (Σ_k h_kcd + m)
+    s_c = Σ_d R_cd                                          the expected number of classes that c wins against
+
+f_cd = S_c / (S_c + S_d) with S_c = Σ_k W_kc·p_k(c), W_kc = n_kc / Σ_j n_jc: where nobody knows a pair, networks that
+have seen one side of it are all there is. m images of doubt weigh it. σ bounds what one network can say, and no
+network's h or n counts for more than those of all others together and m: one that is wrong, or lies about what it has
+seen, moves R by about a half, not at will.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+TEMPERATURE, DOUBT = 3.0, 100.0
+TINY = 1e-9
+
+
+def pair_scores(logits: Tensor, counts: Tensor, log_prior: Tensor, temperature: float, doubt: float) -> Tensor:
+    """Wins s `(n, classes)` from logits `(networks, n, classes)`, counts and log priors `(networks, classes)`."""
+    classes = logits.shape[2]
+    pooled = (logits.softmax(dim=2) * shares(counts, doubt).unsqueeze(1)).sum(dim=0).clamp_min(TINY)
+    weights = bounded(harmonic(counts), doubt)
+    won = doubt * pooled.unsqueeze(2) / (pooled.unsqueeze(2) + pooled.unsqueeze(1))
+    for said, weight in zip((logits - log_prior.unsqueeze(1)) / temperature, weights, strict=True):
+        won = won + weight * torch.sigmoid(said.unsqueeze(2) - said.unsqueeze(1))
+    among_others = 1 - torch.eye(classes, dtype=won.dtype, device=won.device)
+    return (won / (weights.sum(dim=0) + doubt) * among_others).sum(dim=2)
+
+
+def harmonic(counts: Tensor) -> Tensor:
+    """Knowledge of pairs: h `(networks, classes, classes)`."""
+    one, other = counts.unsqueeze(2), counts.unsqueeze(1)
+    return 2 * one * other / (one + other).clamp_min(TINY)
+
+
+def shares(counts: Tensor, doubt: float) -> Tensor:
+    """W `(networks, classes)`: each network's share of a class's images; of a class that none has seen, equal ones."""
+    seen = bounded(counts, doubt)
+    seen = torch.where(seen.sum(dim=0) > 0, seen, torch.ones_like(seen))
+    return seen / seen.sum(dim=0)
+
+
+def bounded(weights: Tensor, doubt: float) -> Tensor:
+    """Over the first axis, none more than all others together and `doubt`."""
+    return torch.minimum(weights, weights.sum(dim=0, keepdim=True) - weights + doubt)
+
+
+def pair_wins(logits: Tensor, labels: Tensor, counts: Tensor, log_prior: Tensor, least: float) -> tuple[int, int]:
+    """How often one network prefers the true class to another, and how often it was asked.
+
+    It is asked about pairs that it claims to know: of which it has `least` images by the harmonic mean.
+    """
+    said = logits - log_prior
+    asked = harmonic(counts.unsqueeze(0))[0][labels] >= least
+    asked[torch.arange(len(labels)), labels] = False
+    won = said.gather(1, labels.unsqueeze(1)) > said
+    return int((won & asked).sum()), int(asked.sum())

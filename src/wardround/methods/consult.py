@@ -1,0 +1,195 @@
+"""`consult`: ask each site about what it has seen. Our own method; no paper has it.
+
+Every site uploads its model and how many images of each class it was trained on, once. The shared predictor is the
+panel of all models under the rule of `learn/pairs.py`: every pair of classes is decided by the sites that know both,
+each as far as it knows them. Nothing is trained by the coordinator.
+
+At the site the shared predictor becomes its own, with the site's validation images as the judge:
+- a member that is wrong about what it claims to know is not heard: of the pairs of classes it says to have seen, with
+  the true one among them, it must prefer the true one in `vet` of the cases (0 asks nobody to leave). This bounds
+  what a site with wrong labels, a broken model or invented counts can do;
+- the site's own label prior π is multiplied in, tempered: scores + t·log π with the smallest t at which the panel is as
+  right as the site's own model (`prior` fixes t). At t = 0 it is the shared predictor, at t = 1 Bayes' rule for a
+  site whose next patients are like its last; the smaller t, the more is kept of what only others have seen;
+- where no t is enough, the site keeps its own model. So it is never below it on those images.
+- probabilities are sharpened or flattened to what the validation images say (`calibrate`).
+The note in the result says which it was, and why.
+
+What it costs and leaks: what `class-ensemble` does. Counts go exact, or as the lower ends of coarse bins
+(`counts = "binned"`), or not at all (`"none"`, or a site that leaves them out): then they are guessed from the
+models (`methods/trust.py`), which says how little it hides. Models may be of any architecture with a linear head; what
+becomes of batch norm is each model's own affair.
+
+Why T = 3, 100 images of doubt, sharpness 5: chosen on blood cells and retina scans (five sites, α 0.1 to 0.5), where
+the rule is flat around them; see docs/consult.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from wardround.data.federation import Site
+from wardround.data.imageset import ImageSet
+from wardround.exchange.bundle import SIZE, Bundle
+from wardround.exchange.payload import Group, Payload
+from wardround.learn import pairs
+from wardround.learn.evaluate import network_outputs
+from wardround.learn.predictor import Member, Predictor
+from wardround.methods.base import Answer, Context, Work
+from wardround.methods.class_ensemble import LABEL_COUNTS, ClassEnsemble, with_counts
+from wardround.methods.ensemble import panel_members
+from wardround.methods.personal_prior import Judge
+from wardround.methods.state import State
+from wardround.methods.trust import guessed, log_shares, plausible
+from wardround.privacy.counts import binned
+from wardround.settings import Frozen, NotNegative, Positive, Share
+from wardround.study import Study
+
+KNOWN = 10.0  # images of a pair, by the harmonic mean, from which on a member is held to what it says about it
+ASKED = 20  # answers below which a member is not judged
+
+
+class ConsultSettings(Frozen):
+    """How votes count, and what a site makes of them."""
+
+    vote_temperature: Positive = pairs.TEMPERATURE
+    doubt: Positive = pairs.DOUBT  # images' worth of the pooled probabilities in every pair
+    sharpness: Positive = 5.0  # from the number of classes won to log-probabilities
+    counts: Literal["exact", "binned", "none"] = "exact"
+    prior: NotNegative | None = None  # t; None: the smallest that is as good as the site's own model
+    calibrate: bool = True
+
+
+class Consult(ClassEnsemble):
+    """The panel that asks each site about what it has seen."""
+
+    name = "consult"
+    paper = "ours; docs/consult.md"
+    summary = "every pair of classes decided by the sites that have seen both, then by the asking site's own prior"
+
+    class Settings(ConsultSettings):
+        """`vet` is how often a member must be right about what it claims to know."""
+
+        vet: Share = 0.7
+
+    def payload(self, study: Study, site: str) -> Payload:
+        """What `class-ensemble` declares; counts may be left out."""
+        found = super().payload(study, site)
+        network = tuple(group for group in found.up if group.name != LABEL_COUNTS)
+        return replace(found, up=(*network, *counts_group(study, self.settings.counts)))
+
+    def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
+        """Train alone, send the network and the counts as the setting says."""
+        answer = yield from super().answer(ctx, site, request, memory)
+        groups = dict(answer.bundle.groups)
+        counts = groups.pop(LABEL_COUNTS)["counts"]
+        bundle = ctx.bundle("answer", site.name, {**groups, **told(self.settings.counts, counts)})
+        return replace(answer, bundle=bundle)
+
+    def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
+        """Keep every usable model, and what its site has seen."""
+        for kept in super(ClassEnsemble, self).absorb(ctx, state, answers):
+            yield with_counts(kept, seen_by_sites(ctx, kept, answers))
+
+    def predictor(self, ctx: Context, state: State) -> Predictor:
+        """The panel."""
+        counts = torch.tensor([state.facts[LABEL_COUNTS][site] for site in sorted(state.groups)])
+        return panel_of(panel_members(ctx.study, state), counts, self.settings)
+
+    def personal(self, ctx: Context, site: Site, delivered: Bundle, memory: State) -> Work[Predictor]:
+        """The panel as this site's own images would have it."""
+        state = self.delivered_state(delivered)
+        panel, names = self.predictor(ctx, state), sorted(state.groups)
+        judge = Judge(site, self.settings.prior, self.settings.calibrate)
+        if len(site.val) == 0:
+            predictor, words = judge.unjudged(panel)
+            ctx.note(f"{site.name} {words}")
+            return predictor
+        said = [answers(ctx, member, site.val) for member in panel.members]
+        panel, said, kept = self._vetted(panel, said, names, site)
+        place = kept.index(site.name) if site.name in kept else None
+        own = None if place is None else (panel.members[place], said[place])
+        predictor, words, _ = judge.choose(panel, panel.combined(said, len(site.val)).double(), own)
+        left_out = [name for name in names if name not in kept]
+        if left_out:
+            words += f"; it does not hear {', '.join(left_out)}, wrong about what {_they(left_out)} to have seen"
+        ctx.note(f"{site.name} {words}")
+        return predictor
+        yield  # a Work that asks for no fit
+
+    def _vetted(
+        self, panel: Predictor, said: list[Tensor], names: list[str], site: Site
+    ) -> tuple[Predictor, list[Tensor], list[str]]:
+        """Without the members that this site's validation images prove wrong."""
+        labels, kept = site.val.labels.cpu(), []
+        if panel.trust is None or panel.member_log_prior is None:
+            raise ValueError("a panel that votes on pairs has trust and priors")
+        for k, name in enumerate(names):
+            won, asked = pairs.pair_wins(said[k], labels, panel.trust[k], panel.member_log_prior[k], KNOWN)
+            if name == site.name or asked < ASKED or won >= self.settings.vet * asked:
+                kept.append(k)
+        kept = kept or list(range(len(names)))  # a site with no model of its own that believes nobody has no answer
+        chosen = torch.tensor(kept, dtype=torch.int64)
+        smaller = replace(
+            panel,
+            members=tuple(panel.members[k] for k in kept),
+            trust=panel.trust[chosen],
+            member_log_prior=panel.member_log_prior[chosen],
+        )
+        return smaller, [said[k] for k in kept], [names[k] for k in kept]
+
+
+def panel_of(members: tuple[Member, ...], counts: Tensor, how: ConsultSettings) -> Predictor:
+    """Networks and what each has seen (members, classes) as one predictor."""
+    return Predictor(
+        counts.shape[1],
+        members,
+        combine="pairs",
+        trust=plausible(counts.double()),
+        member_log_prior=log_shares(counts),
+        votes=torch.tensor([how.vote_temperature, how.doubt], dtype=torch.float64),
+        sharpness=torch.tensor(how.sharpness, dtype=torch.float64),
+    )
+
+
+def counts_group(study: Study, how: str) -> tuple[Group, ...]:
+    """What may leave of the counts; a site's policy may leave them out."""
+    shape = {"counts": ((len(study.classes),), "int64")}
+    words = {"exact": "exactly", "binned": "to the lower end of a coarse bin"}
+    what = f"how many images of each class the site trained on, {words.get(how, '')}"
+    return () if how == "none" else (Group(LABEL_COUNTS, what, 8 * len(study.classes), shape, optional=True),)
+
+
+def told(how: str, counts: Tensor) -> dict[str, dict[str, Tensor]]:
+    """The group of counts as the setting says, or none."""
+    return {} if how == "none" else {LABEL_COUNTS: {"counts": binned(counts) if how == "binned" else counts}}
+
+
+def seen_by_sites(ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> dict[str, Tensor]:
+    """The counts of every site whose model is kept: its own word, or a guess from its model, which is noted."""
+    found, silent = {}, []
+    for site, weights in kept.groups.items():
+        counts = answers[site].group(LABEL_COUNTS).get("counts")
+        if counts is None:
+            silent.append(site)
+            images = int(answers[site].group(SIZE)["images"])
+            counts = guessed(ctx.study.spec(site), weights, images).round().long()
+        found[site] = counts.clamp_min(0)
+    if silent:
+        ctx.note(f"what {', '.join(silent)} trained on was not told, and is guessed from the models alone")
+    return found
+
+
+def answers(ctx: Context, member: Member, images: ImageSet) -> Tensor:
+    """One network's logits, on the CPU."""
+    precision = ctx.study.settings.train.precision
+    return network_outputs(member.spec, member.weights, images.images, ctx.device.torch, precision).logits.float().cpu()
+
+
+def _they(names: list[str]) -> str:
+    return "it claims" if len(names) == 1 else "they claim"

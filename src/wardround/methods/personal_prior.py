@@ -1,0 +1,118 @@
+"""From a shared predictor to a site's own: the site's label prior, tempered, with its validation images as the judge.
+
+Multiplying by the whole prior (t = 1) is right for a site whose next patients are like its last, and forgets what only
+others have seen; t = 0 is the shared predictor. The smallest t at which the site loses nothing against its own model
+keeps the most of the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wardround.data.federation import Site
+from wardround.learn.predictor import Member, Predictor
+from wardround.methods.trust import log_shares
+
+TEMPERS = torch.linspace(0, 3, 61, dtype=torch.float64)
+SHARPER = torch.logspace(-1, 1, 41, base=4.0, dtype=torch.float64)  # 1/4 to 4, with 1 in the middle
+BINS = 15
+FAMILIAR, ENOUGH = 0.05, 20  # the share of right answers that may be called unfamiliar; images it takes to tell
+
+
+class Choice(NamedTuple):
+    """A site's predictor, in words what was chosen and why, and the share of validation images it is right about."""
+
+    predictor: Predictor
+    words: str
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A site, a fixed temper or None, and whether probabilities are fitted to what is right."""
+
+    site: Site
+    prior: float | None
+    calibrate: bool
+
+    def choose(self, shared: Predictor, scores: Tensor, own: tuple[Member, Tensor] | None) -> Choice:
+        """The best of the shared predictor with some of the site's prior, and the site's own model.
+
+        `scores` are those of the shared predictor on the validation images; `own` is the site's model and its logits.
+        """
+        labels, prior = self.site.val.labels.cpu(), log_shares(self.site.train.counts().cpu())
+        bar = 0.0 if own is None else accuracy(own[1], labels)
+        t = self.prior if self.prior is not None else smallest_temper(scores, prior, labels, bar)
+        if t is None and own is not None:
+            chosen, found = Predictor(shared.classes, (own[0],)), own[1].double()
+            words = "keeps its own model: no share of its prior made the shared predictor as good"
+        else:
+            t = t or 0.0
+            chosen, found = replace(shared, log_prior=t * prior), scores + t * prior
+            words = "takes the shared predictor " + (f"with its own prior, tempered by {t:.2f}" if t else "as it is")
+        right = accuracy(found, labels)
+        words += f" ({right:.1%} of {len(labels)} validation images"
+        words += f", its own model {bar:.1%})" if own is not None else ")"
+        if self.calibrate:
+            factor = best_factor(found, labels)
+            before, after = (calibration_error(f * found, labels) for f in (1.0, factor))
+            words += f"; calibration error {before:.1%} before, {after:.1%} after"
+            chosen, found = sharpened(chosen, factor), factor * found
+        return Choice(replace(chosen, floor=familiar_from(found, labels)), words, right)
+
+    def unjudged(self, shared: Predictor) -> tuple[Predictor, str]:
+        """Of a site without validation images: the whole prior, or as much of it as was fixed."""
+        t = 1.0 if self.prior is None else self.prior
+        prior = log_shares(self.site.train.counts().cpu())
+        words = f"has no validation images: it takes the shared predictor with its own prior, tempered by {t:.2f}"
+        return replace(shared, log_prior=t * prior), words
+
+
+def smallest_temper(scores: Tensor, log_prior: Tensor, labels: Tensor, bar: float) -> float | None:
+    """The first of `TEMPERS` with which accuracy is not below the bar; None where there is none."""
+    for t in TEMPERS.tolist():
+        if accuracy(scores + t * log_prior, labels) >= bar:
+            return float(t)
+    return None
+
+
+def accuracy(scores: Tensor, labels: Tensor) -> float:
+    """The share of right answers."""
+    return float((scores.argmax(dim=1) == labels).double().mean())
+
+
+def best_factor(scores: Tensor, labels: Tensor) -> float:
+    """What to multiply scores with for the lowest mean negative log-likelihood; it never changes an answer."""
+    losses = torch.stack([F.cross_entropy(factor * scores, labels) for factor in SHARPER])
+    return float(SHARPER[int(losses.argmin())])
+
+
+def sharpened(predictor: Predictor, factor: float) -> Predictor:
+    """The same answers, with scores multiplied."""
+    before = torch.tensor(1.0, dtype=torch.float64) if predictor.sharpness is None else predictor.sharpness
+    prior = None if predictor.log_prior is None else predictor.log_prior * factor
+    return replace(predictor, sharpness=before * factor, log_prior=prior)
+
+
+def familiar_from(scores: Tensor, labels: Tensor) -> Tensor | None:
+    """The highest probability below which an image is unlike those that were answered right; None: too few to tell.
+
+    It is the `FAMILIAR` quantile of the highest probabilities of right answers: so many of these are called unfamiliar.
+    """
+    sure, answers = scores.double().softmax(dim=1).max(dim=1)
+    right = sure[answers == labels]
+    return torch.quantile(right, FAMILIAR) if len(right) >= ENOUGH else None
+
+
+def calibration_error(scores: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """Expected calibration error: over equal bins of confidence, the mean gap between it and the share of right."""
+    sure, answers = scores.softmax(dim=1).max(dim=1)
+    right = (answers == labels).double()
+    place = (sure * bins).ceil().long().clamp(1, bins) - 1
+    sums = torch.zeros(2, bins, dtype=torch.float64).index_add_(1, place, torch.stack([sure.double(), right]))
+    return float((sums[0] - sums[1]).abs().sum() / len(labels))

@@ -1,0 +1,55 @@
+"""Who has seen what: label counts as sites declare them, held to what is plausible, or guessed from the models.
+
+Counts are what a panel's votes are weighed by, so they are worth lying about. No site is believed to have trained on
+more than `MOST` times the median of the others' images. Where a site may not or will not tell, its model does: a
+network with rectified features pushes the output of a class it never meets down, so the row of the head that belongs
+to such a class has a low sum of weights and bias. That this works (a class's row tells seen from unseen at an area
+under the curve of 0.98 on blood cells at α 0.1) is also a leak: a model gives away which classes its site has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from wardround.models import NetSpec, StagedNet, build
+
+MOST = 3.0
+SLOPE = 4.0  # how steeply a class's share rises with the standardised sum of its row
+
+
+def plausible(counts: Tensor) -> Tensor:
+    """Counts (sites, classes) with no site's total above `MOST` times the median of the others'.
+
+    A site that tells of no image at all, as coarse bins make of a small one, says nothing about the others.
+    """
+    totals = counts.sum(dim=1)
+    some = torch.nonzero(totals > 0).flatten().tolist()
+    if len(some) < 3:  # of two, nobody can say which one is out of line
+        return counts
+    limits = totals.clone()
+    for k in some:
+        limits[k] = MOST * totals[[j for j in some if j != k]].median()
+    return counts * (limits / totals.clamp_min(1)).clamp(max=1).unsqueeze(1)
+
+
+def guessed(spec: NetSpec, weights: Mapping[str, Tensor], images: int) -> Tensor:
+    """How many of a site's images each class may have had, from the head of its network alone: float64 (classes,)."""
+    rows = head_rows(build(spec), weights)
+    standardised = (rows - rows.mean()) / rows.std().clamp_min(1e-12)
+    return images * torch.softmax(SLOPE * standardised, dim=0)
+
+
+def head_rows(net: StagedNet, weights: Mapping[str, Tensor]) -> Tensor:
+    """Of each class, the sum of its row of the head and its bias."""
+    head = {name.partition(".")[2]: weights[name] for name, _ in net.named_parameters() if name.startswith("head.")}
+    rows = head["weight"].double().cpu().sum(dim=1)
+    return rows + head["bias"].double().cpu() if "bias" in head else rows
+
+
+def log_shares(counts: Tensor) -> Tensor:
+    """The log of each row's shares of counts + 1/2, so that no class is impossible."""
+    smoothed = counts.double() + 0.5
+    return torch.log(smoothed / smoothed.sum(dim=-1, keepdim=True))

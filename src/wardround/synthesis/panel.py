@@ -1,0 +1,63 @@
+"""Teachers that answer as a panel: each heard on the pairs of classes it has seen, as `learn/pairs.py` has it.
+
+Also in the synthesis: a class's images are asked of the teachers that know it, W_kc = n_kc / Σ_j n_jc of each, with the
+teacher's label prior divided out; the mean of logits would ask all the others, too, who cannot tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from wardround.learn.pairs import pair_scores, shares
+from wardround.learn.predictor import Predictor
+from wardround.learn.replay import each
+from wardround.synthesis.inversion import Inversion
+from wardround.synthesis.teachers import Precision, Teachers, View
+
+Ask = Literal["experts", "panel"]
+
+
+class PanelTeachers(Teachers):
+    """The members of a predictor that votes on pairs, frozen."""
+
+    def __init__(
+        self, panel: Predictor, device: torch.device, precision: Precision = "fp32", ask: Ask = "experts"
+    ) -> None:
+        super().__init__(panel.members, device, precision)
+        self.ask = ask
+        if panel.trust is None or panel.member_log_prior is None or panel.votes is None or panel.sharpness is None:
+            raise ValueError("a panel that votes on pairs has trust, priors, votes and sharpness")
+        self.counts = panel.trust.float().to(device)
+        self.log_prior = panel.member_log_prior.float().to(device)
+        self.temperature, self.doubt = panel.votes.tolist()
+        self.sharpness = float(panel.sharpness)
+        self.shares = shares(self.counts, self.doubt)
+
+    def logits(self, pixels: Tensor) -> Tensor:
+        """The panel's scores, without a gradient."""
+        pixels = pixels.bfloat16() if self.bf16 else pixels
+        with torch.no_grad():
+            return self.scores(each([partial(teacher.logits, pixels) for teacher in self.teachers]))
+
+    def scores(self, said: Sequence[Tensor]) -> Tensor:
+        """The panel's scores from its members' logits."""
+        votes = torch.stack(list(said))
+        return self.sharpness * pair_scores(votes, self.counts, self.log_prior, self.temperature, self.doubt)
+
+    def label_loss(self, view: View, labels: Tensor, how: Inversion) -> Tensor:
+        """Of `experts`: Σ_k W_ky·CE(z_k − log π_k, y), the mean over the batch; of the `panel`: CE of its scores."""
+        if self.ask == "panel":
+            return F.cross_entropy(self.scores(view.logits), labels)
+        losses = torch.stack(
+            [
+                F.cross_entropy(logits - prior, labels, reduction="none")
+                for logits, prior in zip(view.logits, self.log_prior, strict=True)
+            ]
+        )
+        return (losses * self.shares[:, labels]).sum(dim=0).mean()

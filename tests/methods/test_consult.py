@@ -1,0 +1,405 @@
+"""Ask each site about what it has seen: what leaves, who is heard, and what a site makes of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from methods.skewed import SEEN, federate, none_of, with_site
+from remote.parties import OPEN, Parties, agreement
+from tiny import context, coordinate, deployed, drive, federation, study, watch_bundles
+from wardround.data.federation import Federation
+from wardround.exchange.bundle import Bundle
+from wardround.exchange.policy import Policy
+from wardround.methods.base import Context, split_groups
+from wardround.methods.class_ensemble import LABEL_COUNTS
+from wardround.methods.consult import Consult, counts_group, told
+from wardround.methods.registry import make
+from wardround.methods.state import State
+from wardround.methods.trust import guessed, log_shares
+from wardround.progress import Silent
+from wardround.study import Study
+from wardround.words import describe
+
+TRAIN: dict[str, Any] = {"rounds": 1, "train": {"epochs": 12, "batch": 8, "lr": 0.05}}
+
+
+def method(**own: Any) -> Consult:
+    found = make("consult", own)
+    assert isinstance(found, Consult)
+    return found
+
+
+def listening(data: Federation, **changes: Any) -> tuple[Context, list[str]]:
+    """A context of this study, and its notes."""
+    notes: list[str] = []
+    return replace(context(study(data, method="consult", **{**TRAIN, **changes})), note=notes.append), notes
+
+
+def answered(ctx: Context, data: Federation, of: Consult) -> dict[str, Bundle]:
+    """What every site sends, as declared."""
+    sent = {}
+    for site in data.sites:
+        found = drive(ctx, of.answer(ctx, site, ctx.bundle("request", site.name, {}), State()))
+        of.payload(ctx.study, site.name).check(found.bundle)
+        sent[site.name] = found.bundle
+    return sent
+
+
+@pytest.fixture(scope="module")
+def skewed() -> tuple[Federation, Study, dict[str, Bundle]]:
+    """Three sites that have trained."""
+    data = federate()
+    ctx, _ = listening(data)
+    return data, ctx.study, answered(ctx, data, method())
+
+
+def told_counts(bundle: Bundle) -> list[int]:
+    return [int(n) for n in bundle.group(LABEL_COUNTS)["counts"]]
+
+
+# What leaves ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_site_sends_its_network_its_size_and_its_counts(skewed: Any) -> None:
+    data, agreed, sent = skewed
+    payload = method().payload(agreed, "site-1")
+    assert [group.name for group in payload.up] == ["parameters", "statistics", "counters", "size", "label_counts"]
+    assert {site: told_counts(bundle) for site, bundle in sent.items()} == {
+        site.name: site.train.counts().tolist() for site in data.sites
+    }
+    assert payload.up[-1].optional
+    for group in payload.up:
+        assert sent["site-1"].group(group.name).keys() == (group.tensors or {}).keys()
+
+
+def test_counts_in_coarse_bins_or_not_at_all(skewed: Any) -> None:
+    agreed, counts = skewed[1], torch.tensor([0, 4, 7, 99])
+    assert told("exact", counts) == {LABEL_COUNTS: {"counts": counts}}
+    assert told("binned", counts)[LABEL_COUNTS]["counts"].tolist() == [0, 0, 5, 50]
+    assert told("none", counts) == {}
+    assert counts_group(agreed, "none") == ()
+    assert "to the lower end of a coarse bin" in counts_group(agreed, "binned")[0].what
+
+
+def test_a_site_too_small_to_train_tells_of_nothing() -> None:
+    data = with_site(federate(), 1, train=none_of(federate().sites[1].train))
+    ctx, notes = listening(data)
+    sent = answered(ctx, data, method())
+    assert told_counts(sent["site-2"]) == [0, 0, 0, 0]
+    (state,) = method().absorb(ctx, State(), sent)
+    assert sorted(state.groups) == ["site-1", "site-3"]
+    assert notes == []
+
+
+def test_what_is_not_told_is_guessed_and_said(skewed: Any) -> None:
+    """Site 2 leaves its counts out, as its policy may have it."""
+    data, agreed, sent = skewed
+    ctx, notes = listening(data)
+    without = {name: group for name, group in sent["site-2"].groups.items() if name != LABEL_COUNTS}
+    answers = {**sent, "site-2": replace(sent["site-2"], groups=without)}
+    method().payload(agreed, "site-2").check(answers["site-2"])
+    (state,) = method().absorb(ctx, State(), answers)
+    expected = guessed(agreed.spec("site-2"), state.groups["site-2"], 24).round().long().tolist()
+    assert state.facts[LABEL_COUNTS]["site-2"] == expected
+    assert state.facts[LABEL_COUNTS]["site-1"] == told_counts(sent["site-1"])
+    assert notes == ["what site-2 trained on was not told, and is guessed from the models alone"]
+
+
+def test_counts_below_zero_are_taken_for_none(skewed: Any) -> None:
+    data, _, sent = skewed
+    ctx, _ = listening(data)
+    lie = {**sent["site-1"].groups, LABEL_COUNTS: {"counts": torch.tensor([-5, 3, 0, 0])}}
+    (state,) = method().absorb(ctx, State(), {**sent, "site-1": replace(sent["site-1"], groups=lie)})
+    assert state.facts[LABEL_COUNTS]["site-1"] == [0, 3, 0, 0]
+
+
+@pytest.mark.parametrize("counts", ["exact", "binned", "none"])
+def test_a_whole_run_crosses_what_is_declared(counts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at sites of two or three images a class, of which coarse bins make nothing."""
+    crossed = watch_bundles(monkeypatch)
+    result = coordinate(tmp_path / "run", method(counts=counts), rounds=1)
+    up = [b for b in crossed if b.envelope.kind == "answer"]
+    home = [b for b in crossed if b.envelope.kind == "delivery"]
+    assert {LABEL_COUNTS in b.groups for b in up} == {counts != "none"}
+    if counts == "binned":
+        assert {n for b in up for n in told_counts(b)} == {0}
+    assert len(home) == 3
+    assert all(LABEL_COUNTS in b.groups for b in home)
+    words = [note["text"] for note in result["notes"]]
+    assert ("what site-1, site-2, site-3 trained on was not told, and is guessed from the models alone" in words) == (
+        counts == "none"
+    )
+    assert sum(text.startswith(("site-1 ", "site-2 ", "site-3 ")) for text in words) == 3
+    homes = [deployed(tmp_path / "run", f"site-{n}") for n in (1, 2, 3)]
+    assert {(found.combine, len(found.members)) for found in homes} <= {("pairs", 3), ("logits", 1)}
+
+
+# The panel ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_panel_is_made_of_models_and_counts(skewed: Any) -> None:
+    data, _, sent = skewed
+    ctx, _ = listening(data)
+    (state,) = method().absorb(ctx, State(), sent)
+    panel = method(vote_temperature=2.0, doubt=7.0, sharpness=4.0).predictor(ctx, State.from_bytes(state.to_bytes()))
+    counts = torch.tensor([site.train.counts().tolist() for site in data.sites])
+    assert panel.trust is not None
+    assert panel.votes is not None
+    assert panel.trust.tolist() == counts.tolist()
+    assert panel.votes.tolist() == [2.0, 7.0]
+    assert panel.sharpness == 4.0
+    assert panel.member_log_prior is not None
+    torch.testing.assert_close(panel.member_log_prior, log_shares(counts))
+    home = method().deliver(ctx, state)["site-2"]
+    method().payload(ctx.study, "site-2").check(home)
+    again = method().predictor(ctx, method().delivered_state(Bundle.from_bytes(home.to_bytes())))
+    assert again.parts()[1] == panel.parts()[1]
+    assert torch.equal(
+        again.scores(data.test.images, ctx.device), method().predictor(ctx, state).scores(data.test.images, ctx.device)
+    )
+
+
+def test_the_panel_knows_more_than_the_mean_of_logits(skewed: Any) -> None:
+    """On classes that no single site has all of: what the method is for."""
+    data, _, sent = skewed
+    ctx, _ = listening(data)
+
+    def right(name: str) -> float:
+        of = make(name, {})
+        (kept,) = of.absorb(ctx, State(), sent)
+        shared = of.predictor(ctx, kept)
+        assert shared is not None
+        return float((shared.scores(data.test.images, ctx.device).argmax(dim=1) == data.test.labels).double().mean())
+
+    assert right("consult") >= right("ensemble")
+    assert right("consult") > 0.5
+
+
+# At the site ----------------------------------------------------------------------------------------------------------
+
+
+def at_site(ctx: Context, data: Federation, sent: dict[str, Bundle], place: int, **own: Any) -> Any:
+    of = method(**own)
+    (state,) = of.absorb(ctx, State(), sent)
+    site = data.sites[place]
+    return drive(ctx, of.personal(ctx, site, of.deliver(ctx, state)[site.name], State()))
+
+
+def right(predictor: Any, ctx: Context, images: Any) -> float:
+    return float((predictor.scores(images.images, ctx.device).argmax(dim=1) == images.labels).double().mean())
+
+
+def test_no_site_is_below_its_own_model_on_its_validation_images(skewed: Any) -> None:
+    data, _, sent = skewed
+    ctx, notes = listening(data)
+    for place, site in enumerate(data.sites):
+        predictor = at_site(ctx, data, sent, place)
+        alone = make("ensemble", {})
+        (state,) = alone.absorb(ctx, State(), {site.name: sent[site.name]})
+        own = alone.predictor(ctx, state)
+        assert right(predictor, ctx, site.val) >= right(own, ctx, site.val)
+        assert notes[-1].startswith(f"{site.name} ")
+        assert "calibration error" in notes[-1]
+
+
+def permuted(bundle: Bundle) -> Bundle:
+    """The model of a site that calls every class by the name of the next."""
+    groups = {name: dict(tensors) for name, tensors in bundle.groups.items()}
+    for name in ("head.weight", "head.bias"):
+        groups["parameters"][name] = groups["parameters"][name].roll(1, dims=0)
+    return replace(bundle, groups=groups)
+
+
+def test_a_member_that_is_wrong_about_what_it_claims_to_know_is_not_heard(skewed: Any) -> None:
+    """Site 2 has wrong labels; site 1 and 3 hear of it where their images can tell, site 2 itself keeps its model."""
+    data, _, sent = skewed
+    wrong = {**sent, "site-2": permuted(sent["site-2"])}
+    lie = {**wrong["site-2"].groups, LABEL_COUNTS: {"counts": torch.tensor([30, 30, 30, 30])}}
+    wrong["site-2"] = replace(wrong["site-2"], groups=lie)
+    ctx, notes = listening(data)
+    heard = [len(at_site(ctx, data, wrong, place, prior=0.0).members) for place in range(3)]
+    assert heard == [2, 3, 2]
+    assert notes[0].endswith("; it does not hear site-2, wrong about what it claims to have seen")
+    assert "does not hear" not in notes[1]
+    assert [len(at_site(ctx, data, wrong, place, prior=0.0, vet=0.0).members) for place in range(3)] == [3, 3, 3]
+
+
+def test_a_site_without_a_model_that_believes_nobody_hears_all(skewed: Any) -> None:
+    data, _, sent = skewed
+    wrong = {site: permuted(sent[site]) for site in ("site-2", "site-3")}
+    for site, bundle in wrong.items():
+        counts = {LABEL_COUNTS: {"counts": torch.tensor([30, 30, 30, 30])}}
+        wrong[site] = replace(bundle, groups={**bundle.groups, **counts})
+    ctx, _ = listening(data)
+    assert len(at_site(ctx, data, wrong, 0, vet=0.99).members) == 2
+
+
+def test_few_answers_are_no_proof(skewed: Any) -> None:
+    """Site 1 with six validation images: site 2 is asked about too few pairs to be judged."""
+    data, _, sent = skewed
+    few = with_site(data, 0, val=data.sites[0].val.take(torch.arange(6)))
+    ctx, _ = listening(few)
+    assert len(at_site(ctx, few, {**sent, "site-2": permuted(sent["site-2"])}, 0, prior=0.0).members) == 3
+
+
+def test_a_site_without_validation_images(skewed: Any) -> None:
+    data, _, sent = skewed
+    blind = with_site(data, 0, val=none_of(data.sites[0].val))
+    ctx, notes = listening(blind)
+    predictor = at_site(ctx, blind, sent, 0)
+    torch.testing.assert_close(predictor.log_prior, log_shares(data.sites[0].train.counts()))
+    assert notes == [
+        "site-1 has no validation images: it takes the shared predictor with its own prior, tempered by 1.00"
+    ]
+    assert predictor.floor is None
+
+
+# Every shape of study -------------------------------------------------------------------------------------------------
+
+
+def grey(data: Federation) -> Federation:
+    """The same images in one channel."""
+
+    def one(images: Any) -> Any:
+        return replace(images, images=images.images[:, :1].contiguous())
+
+    sites = tuple(
+        replace(s, train=one(s.train), val=one(s.val), test=replace(s.test, images=one(s.test.images)))
+        for s in data.sites
+    )
+    return replace(data, sites=sites, test=one(data.test))
+
+
+SHAPES: dict[str, tuple[Federation, dict[str, Any]]] = {
+    "two classes": (federate(((0,), (1,), (0, 1)), n=8, val=8, classes=2), {}),
+    "one channel": (grey(federate(n=8, val=8)), {}),
+    "mixed networks": (federate(n=8, val=8), {"model": {"name": "small", "width": 2, "per_site": {"site-2": "cnn4"}}}),
+    "two sites": (federation((6, 4)), {}),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_of_study(shape: str, tmp_path: Path) -> None:
+    data, changes = SHAPES[shape]
+    result = coordinate(tmp_path / "run", method(), data, rounds=1, **changes)
+    homes = [deployed(tmp_path / "run", site.name) for site in data.sites]
+    assert {(found.combine, len(found.members)) for found in homes} <= {("pairs", len(data.sites)), ("logits", 1)}
+    assert {found.classes for found in homes} == {len(data.classes)}
+    assert sum("validation images" in note["text"] for note in result["notes"]) == len(data.sites)
+
+
+def test_fifty_sites() -> None:
+    """Their networks as they were drawn: who is asked what depends on the counts."""
+    data = federation((4,) * 50)
+    ctx, notes = listening(data)
+    sent = {
+        site.name: ctx.bundle(
+            "answer",
+            site.name,
+            {
+                **split_groups(ctx, site.name, ctx.study.initial(site.name)),
+                "size": {"images": torch.tensor(4)},
+                LABEL_COUNTS: {"counts": site.train.counts()},
+            },
+        )
+        for site in data.sites
+    }
+    predictor = at_site(ctx, data, sent, 49)
+    assert len(predictor.members) in (1, 50)
+    assert [note.partition(" ")[0] for note in notes] == ["site-50"]
+
+
+# Policies, and noise --------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_that_forbids_counts_does_not_forbid_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crossed = watch_bundles(monkeypatch)
+    rules = tmp_path / "policy.toml"
+    rules.write_text('never_groups = ["label_counts"]\nseen_by_other_sites = true\n')
+    result = coordinate(tmp_path / "run", method(), federate(n=8, val=8), rounds=1, policies={"site-2": str(rules)})
+    up = {b.envelope.site: b for b in crossed if b.envelope.kind == "answer"}
+    assert {site for site, b in up.items() if LABEL_COUNTS in b.groups} == {"site-1", "site-3"}
+    texts = [note["text"] for note in result["notes"]]
+    assert (
+        "label_counts does not leave site-2, and the study goes on without it: policy rule never_groups: "
+        "'label_counts' never leaves this site"
+    ) in texts
+    assert "what site-2 trained on was not told, and is guessed from the models alone" in texts
+    assert len(up) == 3
+
+
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_over_parcels_counts_stay_and_the_site_hears_why(tmp_path: Path) -> None:
+    """The sites of the tiny study have one to three images of a class, too few for the default rule of five."""
+    rules = OPEN.model_copy(update={"min_images_per_class": 5})
+    parties, heard = Parties(tmp_path, agreement("consult"), policy=rules), Heard()
+    for name, site in parties.sites.items():
+        desk = parties.desk(name)
+        desk.progress = heard
+        parties.hub().collect(desk.train(site))
+    assert [line.partition(", ")[0] for line in heard.lines] == [
+        f"note: label_counts does not leave {name}" for name in parties.sites
+    ]
+    assert all("policy rule min_images_per_class: " in line for line in heard.lines)
+    parties.step()
+    assert parties.hub().standing().notes == (
+        "what site-1, site-2, site-3 trained on was not told, and is guessed from the models alone",
+    )
+    desk = parties.desk("site-1")
+    desk.progress = heard
+    assert desk.take_home(parties.sites["site-1"]).predictor.classes == 4
+    assert heard.lines[-1].startswith("note: site-1 ")  # what it chose, and why
+
+
+def test_the_words_for_an_ethics_board_say_that_counts_may_stay(skewed: Any) -> None:
+    def line(name: str) -> str:
+        agreed = study(federate(), method=name)
+        leaves = {section.heading: section.paragraphs for section in describe(agreed, make(name, {}))}
+        (found,) = (text for text in leaves["What leaves a hospital"] if text.startswith("Numbers by class"))
+        return found
+
+    end = " A hospital whose rules forbid it leaves it out, and the study goes on."
+    assert line("consult").endswith(end)
+    assert "(at most 32 bytes)" in line("consult").replace(" B)", " bytes)")
+    assert not line("class-ensemble").endswith(end)
+
+
+def test_a_policy_is_not_asked_for_what_it_forbids_before_training() -> None:
+    rules = Policy(never_groups=("label_counts",), seen_by_other_sites=True)
+    agreed = study(federate(), method="consult")
+    payload = method().payload(agreed, "site-1")
+    assert rules.check_plan(agreed, method(), payload, "", None).keys() == {LABEL_COUNTS}
+
+
+def test_noised_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ε = 1 counts leave with noise and in bins, and the run goes to its end; what was sent is what is used."""
+    crossed = watch_bundles(monkeypatch)
+    coordinate(tmp_path / "run", method(), federate(n=40, val=8), rounds=1, privacy={"counts_epsilon": 1.0})
+    sent: dict[str, Tensor] = {
+        b.envelope.site: b.group(LABEL_COUNTS)["counts"] for b in crossed if b.envelope.kind == "answer"
+    }
+    edges = {0, 5, 10, 20, 50, 100}
+    assert {int(n) for counts in sent.values() for n in counts} <= edges
+    home = next(b for b in crossed if b.envelope.kind == "delivery").group(LABEL_COUNTS)
+    assert {path.partition("/")[0]: counts.tolist() for path, counts in home.items()} == {
+        site: counts.tolist() for site, counts in sent.items()
+    }
+
+
+def test_every_class_has_a_site_here() -> None:
+    """Of the samples: each class is seen, none by all."""
+    assert {c for classes in SEEN for c in classes} == {0, 1, 2, 3}
+    assert max(sum(c in classes for classes in SEEN) for c in range(4)) < len(SEEN)

@@ -1,0 +1,357 @@
+"""The panel in one network: what comes home, what a site makes of it, and that a stop changes nothing."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from methods.skewed import federate, none_of, with_site
+from methods.test_consult import SHAPES
+from tiny import context, coordinate, deployed, drive, federation, predictor_bytes, study, watch_bundles
+from wardround.data.federation import Federation
+from wardround.errors import BadInput
+from wardround.exchange.bundle import Bundle
+from wardround.learn.fit import Fit
+from wardround.learn.predictor import Predictor
+from wardround.methods.base import Context, join_groups
+from wardround.methods.consult_distilled import OWN, SYNTHETIC, ConsultDistilled, _AtWork
+from wardround.methods.registry import make
+from wardround.methods.state import State
+from wardround.methods.trust import log_shares
+from wardround.record import absorbing
+from wardround.synthesis.student import Student
+
+SYNTHESIS: dict[str, Any] = {"epochs": 2, "steps": 3, "batch": 6, "kd_steps": 2, "snapshots": 2, "shots": 1}
+QUICK = {**SYNTHESIS, "replayed": 5, "tune_epochs": 1}
+
+
+def method(**own: Any) -> ConsultDistilled:
+    found = make("consult-distilled", {**QUICK, **own})
+    assert isinstance(found, ConsultDistilled)
+    return found
+
+
+def listening(data: Federation, **changes: Any) -> tuple[Context, list[str]]:
+    notes: list[str] = []
+    agreed = study(data, method="consult-distilled", rounds=1, **changes)
+    return replace(context(agreed), note=notes.append), notes
+
+
+Sent = tuple[Federation, Context, dict[str, Bundle], dict[str, State]]
+
+
+@pytest.fixture(scope="module")
+def sent() -> Sent:
+    """What two sites send, and what they remember."""
+    data = federate(((0, 1), (1, 2, 3)), n=9, val=12)
+    ctx, _ = listening(data)
+    bundles, memories = {}, {}
+    for site in data.sites:
+        done = drive(ctx, method().answer(ctx, site, ctx.bundle("request", site.name, {}), State()))
+        method().payload(ctx.study, site.name).check(done.bundle)
+        bundles[site.name], memories[site.name] = done.bundle, done.memory
+    return data, ctx, bundles, memories
+
+
+def absorbed(sent: Sent, of: ConsultDistilled, due: Callable[[], bool] = lambda: False) -> list[State]:
+    return list(of.absorb(replace(sent[1], due=due), State(), sent[2]))
+
+
+def timeless(state: State) -> bytes:
+    return State(state.groups, {name: fact for name, fact in state.facts.items() if name != "work"}).to_bytes()
+
+
+# What crosses ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_site_sends_what_it_does_for_consult_and_remembers_its_network(sent: Sent) -> None:
+    data, ctx, bundles, memories = sent
+    of, plain = method(), make("consult", {})
+    assert of.payload(ctx.study, "site-1").up == plain.payload(ctx.study, "site-1").up
+    assert of.payload(ctx.study, "site-1").seen_by == "the coordinator"
+    for site in data.sites:
+        assert bundles[site.name].group("label_counts")["counts"].tolist() == site.train.counts().tolist()
+        own, trained = memories[site.name].groups[OWN], join_groups(bundles[site.name])
+        assert own.keys() == trained.keys()
+        assert all(torch.equal(own[name], trained[name]) for name in own)
+
+
+def test_a_site_too_small_to_train_remembers_nothing() -> None:
+    data = with_site(federate(n=6, val=4), 0, train=none_of(federate().sites[0].train))
+    ctx, _ = listening(data)
+    done = drive(ctx, method().answer(ctx, data.sites[0], ctx.bundle("request", "site-1", {}), State()))
+    assert done.memory == State()
+    assert done.bundle.group("label_counts")["counts"].tolist() == [0, 0, 0, 0]
+
+
+def test_the_student_and_synthetic_images_come_home(sent: Sent) -> None:
+    _, ctx, _, _ = sent
+    of = method()
+    state = absorbed(sent, of)[-1]
+    home = of.deliver(ctx, State.from_bytes(state.to_bytes()))
+    for site, bundle in home.items():
+        of.payload(ctx.study, site).check(bundle)
+        assert bundle.group(SYNTHETIC)["images"].shape == (5, 3, 8, 8)
+        assert bundle.group(SYNTHETIC)["images"].dtype == torch.uint8
+        assert set(bundle.group(SYNTHETIC)["labels"].tolist()) <= {0, 1, 2, 3}
+        assert all(torch.equal(t, state.groups["student"][name]) for name, t in join_groups(bundle).items())
+    (group,) = (group for group in of.payload(ctx.study, "site-1").home if group.name == SYNTHETIC)
+    assert group.max_bytes == 5 * 3 * 64 + 5 * 8
+
+
+@pytest.mark.parametrize("replayed", [0, 40])
+def test_as_many_synthetic_images_as_wanted(replayed: int, sent: Sent) -> None:
+    """None; or more than there are (two epochs of two snapshots of six): they go around."""
+    _, ctx, _, _ = sent
+    of = method(replayed=replayed)
+    home = of.deliver(ctx, absorbed(sent, of)[-1])["site-1"]
+    of.payload(ctx.study, "site-1").check(home)
+    assert len(home.group(SYNTHETIC).get("images", ())) == replayed
+    if replayed:
+        images = home.group(SYNTHETIC)["images"]
+        assert torch.equal(images[:16], images[24:])
+        assert not torch.equal(images[:6], images[6:12])
+
+
+# The coordinator's work -----------------------------------------------------------------------------------------------
+
+
+def work(sent: Sent, of: ConsultDistilled, counts: dict[str, torch.Tensor] | None = None) -> _AtWork:
+    """As `epochs` begins it."""
+    _, ctx, bundles, _ = sent
+    found: list[_AtWork] = []
+    init = _AtWork.__init__
+
+    class Stop(Exception):
+        pass
+
+    def caught(self: _AtWork, given: Any, *rest: Any) -> None:
+        given.counts = counts or given.counts
+        init(self, given, *rest)
+        found.append(self)
+        raise Stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_AtWork, "__init__", caught)
+        with pytest.raises(Stop):
+            list(of.absorb(ctx, State(), bundles))
+    return found[0]
+
+
+def test_labels_go_around_the_classes_that_any_site_has_seen(sent: Sent) -> None:
+    assert work(sent, method(batch=9)).labels.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    without = {"site-1": torch.tensor([3, 0, 0, 0]), "site-2": torch.tensor([0, 0, 0, 4])}
+    assert work(sent, method(), without).labels.tolist() == [0, 3, 0, 3, 0, 3]
+    nothing = dict.fromkeys(("site-1", "site-2"), torch.zeros(4, dtype=torch.int64))  # coarse bins of small sites
+    assert work(sent, method(), nothing).labels.tolist() == [0, 1, 2, 3, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "snapshots", "frames"),
+    [(300, 4, {299, 224, 149, 75}), (3, 2, {2, 1}), (3, 9, {2, 1, 0}), (1, 4, {0}), (5, 1, {4})],
+)
+def test_a_synthesis_is_kept_at_these_steps(steps: int, snapshots: int, frames: set[int], sent: Sent) -> None:
+    """Evenly, the last always among them, the first noise not."""
+    assert work(sent, method(steps=steps, snapshots=snapshots)).frames == frames
+
+
+def test_the_oldest_batches_go_first(sent: Sent) -> None:
+    states = absorbed(sent, method(epochs=3, kept=3))
+    names = [sorted(state.groups["kept"]) for state in states]
+    assert names == [
+        ["000000.000001", "000000.000002"],
+        ["000000.000002", "000001.000001", "000001.000002"],
+        ["000001.000002", "000002.000001", "000002.000002"],
+    ]
+    assert [SYNTHETIC in state.groups for state in states] == [False, False, True]
+
+
+def test_the_rate_falls_along_a_cosine() -> None:
+    of = method(epochs=4, lr=0.2)
+    assert [of.rate(epoch) for epoch in range(4)] == pytest.approx(
+        [0.1 * (1 + math.cos(math.pi * k / 4)) for k in range(4)]
+    )
+    assert (of.rate(0), of.rate(2)) == pytest.approx((0.2, 0.1))
+
+
+def test_a_network_without_batch_norm_is_refused() -> None:
+    data = federate(n=6, val=4)
+    agreed = study(data, method="consult-distilled", model={"name": "cnn4", "width": 2})
+    with pytest.raises(BadInput, match="consult-distilled makes images from batch-norm statistics, and cnn4 has none"):
+        method().check(agreed)
+
+
+# Stops ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ask", ["experts", "panel"])
+def test_a_stop_after_any_step_changes_nothing(ask: str, sent: Sent) -> None:
+    """From every state, through a file, to the end without another stop: two epochs of 3 + 2 steps."""
+    of = {"classify": ask, "kept": 3}
+    expected = absorbed(sent, method(**of))[-1]
+    states = absorbed(sent, method(**of), due=lambda: True)
+    assert len(states) == 2 * (3 + 2 + 1)
+    assert timeless(states[-1]) == timeless(expected)
+    for state in states[:-1]:
+        *_, last = method(**of).absorb(sent[1], State.from_bytes(state.to_bytes()), sent[2])
+        assert timeless(last) == timeless(expected)
+
+
+class Killed(BaseException):
+    """What `kill -9` is to a process."""
+
+
+def test_a_run_killed_within_an_epoch_ends_as_if_it_had_not_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the student's last step of the second epoch; the step before it is done again, no other."""
+    monkeypatch.setattr(absorbing, "SAVE_EVERY_SECONDS", -1.0)
+    data = federate(n=9, val=12)
+    coordinate(tmp_path / "straight", method(), data, rounds=1)
+    step, taken, fatal = Student.step, [], [4]
+
+    def watched(self: Student, loss: Any) -> None:
+        taken.append(1)
+        if len(taken) in fatal:
+            raise Killed
+        step(self, loss)
+
+    monkeypatch.setattr(Student, "step", watched)
+    with pytest.raises(Killed):
+        coordinate(tmp_path / "killed", method(), data, rounds=1)
+    taken.clear()
+    fatal.clear()
+    coordinate(tmp_path / "killed", method(), data, rounds=1)
+    assert len(taken) == 2
+    assert predictor_bytes(tmp_path / "killed") == predictor_bytes(tmp_path / "straight")
+
+
+# At the site ----------------------------------------------------------------------------------------------------------
+
+
+def right(predictor: Predictor, ctx: Context, images: Any) -> float:
+    return float((predictor.scores(images.images, ctx.device).argmax(dim=1) == images.labels).double().mean())
+
+
+def constant(ctx: Context, klass: int) -> dict[str, torch.Tensor]:
+    """A student that answers with one class, whatever it sees."""
+    weights = {
+        name: torch.zeros_like(tensor) for name, tensor in ctx.study.fresh_weights(ctx.study.student_spec, "x").items()
+    }
+    weights["head.bias"][klass] = 50.0
+    return weights
+
+
+def home(ctx: Context, of: ConsultDistilled, weights: dict[str, torch.Tensor], n: int = 5) -> Bundle:
+    """A delivery of this student, with grey synthetic images of class 0."""
+    state = State({"student": weights})
+    if n:
+        pictures = {"images": torch.full((n, 3, 8, 8), 90, dtype=torch.uint8), "labels": torch.zeros(n).long()}
+        state = State({"student": weights, SYNTHETIC: pictures})
+    return of.deliver(ctx, state)["site-1"]
+
+
+def test_a_site_keeps_its_own_model_where_the_student_is_useless(sent: Sent) -> None:
+    """A student that is sure of a class the site has never seen, and an own model that is right half of the time."""
+    data, base, _, _ = sent
+    notes: list[str] = []
+    ctx, of = replace(base, note=notes.append), method(replayed=0)
+    memory = State({OWN: constant(ctx, 0)})
+    found = drive(ctx, of.personal(ctx, data.sites[0], home(ctx, of, constant(ctx, 3), 0), memory))
+    assert right(found, ctx, data.sites[0].val) == 0.5
+    assert torch.equal(found.members[0].weights["head.bias"], memory.groups[OWN]["head.bias"])
+    assert notes[0].startswith("site-1 keeps its own model: no share of its prior made the shared predictor as good")
+
+
+def test_a_fine_tune_is_taken_where_it_does_better(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The site has no model of its own to be the bar; of its images and the synthetic ones the fine-tune learns."""
+    data, base, _, _ = sent
+    notes: list[str] = []
+    ctx, of = replace(base, note=notes.append), method(tune_epochs=15, tune_lr=0.05)
+    site, fits = data.sites[0], []
+    work = of.personal(ctx, site, home(ctx, of, constant(ctx, 3)), State())
+    fresh = ctx.study.fresh_weights(ctx.study.student_spec, "student")
+
+    def watched(fit: Fit) -> Fit:
+        """From weights that can learn: a constant network of zeros cannot."""
+        fits.append(fit)
+        return replace(fit, start=fresh)
+
+    fit = watched(next(work))
+    with pytest.raises(StopIteration) as end:
+        work.send(ctx.train([fit])[0])
+    found = end.value.value
+    assert len(fits[0].data) == 9 + 5
+    assert fits[0].data.labels.tolist() == [*site.train.labels.tolist(), 0, 0, 0, 0, 0]
+    assert (fits[0].recipe.lr, fits[0].recipe.schedule, fits[0].recipe.epochs) == (0.05, "cosine", 15)
+    assert right(found, ctx, site.val) > 0.5
+    assert notes[0].startswith("site-1 takes the shared predictor as it is (")
+    assert notes[0].endswith(", after a fine-tune that replays synthetic images (0.0% without)")
+
+
+def test_a_site_without_memory_or_validation_images(sent: Sent) -> None:
+    data, base, _, _ = sent
+    notes: list[str] = []
+    ctx, of = replace(base, note=notes.append), method(replayed=0)
+    delivered = home(ctx, of, constant(ctx, 3), 0)
+    drive(ctx, of.personal(ctx, data.sites[0], delivered, State()))
+    assert notes[0].startswith("site-1 takes the shared predictor as it is (0.0% of 12 validation images);")
+    blind = replace(data.sites[0], val=none_of(data.sites[0].val))
+    found = drive(ctx, of.personal(ctx, blind, delivered, State()))
+    assert found.log_prior is not None
+    torch.testing.assert_close(found.log_prior, log_shares(data.sites[0].train.counts()))
+    assert notes[1] == (
+        "site-1 has no validation images: it takes the shared predictor with its own prior, tempered by 1.00"
+    )
+
+
+@pytest.mark.parametrize("own", [{"prior": 0.5}, {"replayed": 0}])
+def test_no_fine_tune_where_the_prior_is_fixed_or_nothing_is_replayed(own: dict[str, Any], sent: Sent) -> None:
+    data, ctx, _, memories = sent
+    of = method(**own)
+    work = of.personal(ctx, data.sites[0], home(ctx, of, constant(ctx, 0), of.settings.replayed), memories["site-1"])
+    with pytest.raises(StopIteration):
+        next(work)
+
+
+# Whole runs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_of_study(shape: str, tmp_path: Path) -> None:
+    data, changes = SHAPES[shape]
+    if shape == "mixed networks":
+        changes = {"model": {"name": "small", "width": 2, "per_site": {"site-2": "wrn16-2"}}}
+    result = coordinate(tmp_path / "run", method(), data, rounds=1, **changes)
+    for site in data.sites:
+        found = deployed(tmp_path / "run", site.name)
+        assert (found.combine, len(found.members), found.classes) == ("logits", 1, len(data.classes))
+    assert sum("validation images" in note["text"] for note in result["notes"]) == len(data.sites)
+
+
+@pytest.mark.parametrize("counts", ["binned", "none"])
+def test_counts_that_tell_little(counts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At sites of two or three images a class, of which coarse bins make nothing."""
+    crossed = watch_bundles(monkeypatch)
+    coordinate(tmp_path / "run", method(counts=counts), federation(), rounds=1)
+    up = [b for b in crossed if b.envelope.kind == "answer"]
+    assert {"label_counts" in b.groups for b in up} == {counts == "binned"}
+    assert sum(SYNTHETIC in b.groups for b in crossed) == 3
+
+
+def test_several_shots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The student goes down in between; synthetic images only at the end."""
+    crossed = watch_bundles(monkeypatch)
+    coordinate(tmp_path / "run", method(shots=2, epochs=1), federate(n=9, val=4), rounds=2)
+    kinds = [(b.envelope.kind, b.envelope.round, SYNTHETIC in b.groups) for b in crossed if b.envelope.site == "site-1"]
+    assert kinds == [
+        ("request", 0, False),
+        ("answer", 0, False),
+        ("request", 1, False),
+        ("answer", 1, False),
+        ("delivery", 1, True),
+    ]

@@ -1,0 +1,190 @@
+"""From a shared predictor to a site's own: the smallest share of its prior that is enough, and honest probabilities."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tiny import federation, images
+from wardround.data.federation import Site
+from wardround.learn.predictor import Member, Predictor
+from wardround.methods.personal_prior import (
+    SHARPER,
+    TEMPERS,
+    Judge,
+    best_factor,
+    calibration_error,
+    familiar_from,
+    sharpened,
+    smallest_temper,
+)
+from wardround.models import NetSpec, fresh
+
+SPEC = NetSpec("small", 3, 2, 8, width=2)
+OWN = Member(SPEC, fresh(SPEC, torch.Generator().manual_seed(0)))
+SHARED = Predictor(2, (OWN, OWN))
+
+
+def double(*rows: object) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def site(labels: list[int], train: list[int]) -> Site:
+    """A site with these validation and training labels, two classes."""
+    of = federation((2,), classes=2).sites[0]
+    own = [images(len(y), labels=y, classes=2) for y in (train, labels)]
+    return Site("site-1", *own, of.test)
+
+
+def test_the_first_share_of_the_prior_that_is_enough() -> None:
+    """Both images are of class 0; the second is called 1 by a margin of 1. The prior is 3:1, log 3 = 1.0986.
+
+    Right about one: t = 0. Right about both: t·log 3 > 1, so t > 0.91: 0.95 in steps of 0.05. On a tie the first
+    class wins, which is no case here.
+    """
+    scores, prior, labels = double([2, 0], [0, 1]), double(0.75, 0.25).log(), torch.tensor([0, 0])
+    assert smallest_temper(scores, prior, labels, 0.5) == 0
+    assert smallest_temper(scores, prior, labels, 1.0) == pytest.approx(0.95)
+    assert smallest_temper(double([2, 0], [0, 9]), prior, labels, 1.0) is None  # 3·log 3 is not enough
+    assert TEMPERS.tolist()[19:21] == pytest.approx([0.95, 1.0])
+
+
+def test_a_site_takes_the_shared_predictor_with_that_share() -> None:
+    """Training images 5:1, so π = (5.5, 1.5)/7: log odds 1.2993; a margin of 1 needs t > 0.77: 0.80."""
+    judge = Judge(site([0, 0], [0] * 5 + [1]), None, calibrate=False)
+    found = judge.choose(SHARED, double([2, 0], [0, 1]), (OWN, double([1, 0], [1, 0])))
+    prior = double(5.5 / 7, 1.5 / 7).log()
+    assert found.predictor.members == SHARED.members
+    assert found.predictor.log_prior is not None
+    torch.testing.assert_close(found.predictor.log_prior, 0.8 * prior)
+    assert found.words == (
+        "takes the shared predictor with its own prior, tempered by 0.80 (100.0% of 2 validation images, its own model "
+        "100.0%)"
+    )
+    assert found.accuracy == 1
+    assert found.predictor.floor is None  # two images cannot tell
+
+
+def test_a_site_that_needs_nothing_of_its_prior() -> None:
+    judge = Judge(site([0, 1], [0] * 5 + [1]), None, calibrate=False)
+    found = judge.choose(SHARED, double([2, 0], [0, 1]), (OWN, double([1, 0], [1, 0])))
+    assert found.words == "takes the shared predictor as it is (100.0% of 2 validation images, its own model 50.0%)"
+    assert found.predictor.log_prior is not None
+    assert found.predictor.log_prior.abs().sum() == 0
+
+
+def test_a_site_keeps_its_own_model_where_no_share_is_enough() -> None:
+    judge = Judge(site([0, 0], [0] * 5 + [1]), None, calibrate=False)
+    found = judge.choose(SHARED, double([2, 0], [0, 99]), (OWN, double([1, 0], [1, 0])))
+    assert found.predictor == Predictor(2, (OWN,))
+    assert found.words == (
+        "keeps its own model: no share of its prior made the shared predictor as good (100.0% of 2 validation images, "
+        "its own model 100.0%)"
+    )
+
+
+def test_a_fixed_share_is_taken_whatever_it_does() -> None:
+    judge = Judge(site([0, 0], [0] * 5 + [1]), 0.5, calibrate=False)
+    found = judge.choose(SHARED, double([2, 0], [0, 99]), (OWN, double([1, 0], [1, 0])))
+    assert found.words.startswith("takes the shared predictor with its own prior, tempered by 0.50 (50.0% of 2")
+    assert found.accuracy == 0.5
+
+
+def test_a_site_without_a_model_of_its_own_has_no_bar() -> None:
+    found = Judge(site([1], []), None, calibrate=False).choose(SHARED, double([1, 0]), None)
+    assert found.words == "takes the shared predictor as it is (0.0% of 1 validation images)"
+
+
+@pytest.mark.parametrize(("prior", "share"), [(None, 1.0), (0.25, 0.25)])
+def test_a_site_without_validation_images_takes_the_whole_prior_or_what_is_fixed(
+    prior: float | None, share: float
+) -> None:
+    found, words = Judge(site([], [0] * 5 + [1]), prior, calibrate=True).unjudged(SHARED)
+    assert found.log_prior is not None
+    torch.testing.assert_close(found.log_prior, share * double(5.5 / 7, 1.5 / 7).log())
+    start = "has no validation images: it takes the shared predictor with its own prior, tempered by"
+    assert words == f"{start} {share:.2f}"
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 2**32), st.integers(1, 30), st.integers(2, 4), st.booleans())
+def test_it_is_never_below_the_sites_own_model_on_these_images(
+    seed: int, n: int, classes: int, calibrate: bool
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (n,), generator=draw)
+    scores, own = (torch.randn(n, classes, generator=draw, dtype=torch.float64) for _ in range(2))
+    train = torch.randint(classes, (9,), generator=draw)
+    own_images = [images(len(y), labels=y.tolist(), classes=classes) for y in (train, labels)]
+    here = Site("site-1", *own_images, federation((2,)).sites[0].test)
+    found = Judge(here, None, calibrate).choose(Predictor(classes, (OWN, OWN)), scores, (OWN, own))
+    bar = float((own.argmax(dim=1) == labels).double().mean())
+    assert found.accuracy >= bar
+    said = own if len(found.predictor.members) == 1 else scores
+    whole = said if found.predictor.sharpness is None else said * found.predictor.sharpness
+    whole = whole if found.predictor.log_prior is None else whole + found.predictor.log_prior
+    assert float((whole.argmax(dim=1) == labels).double().mean()) == found.accuracy  # the predictor is what was judged
+
+
+# Probabilities --------------------------------------------------------------------------------------------------------
+
+
+def test_calibration_error_by_hand() -> None:
+    """Confidences 0.9, 0.9, 0.6 and 0.5 in ten bins: (0.9, 0.9) half right, 0.6 right, 0.5 (a tie: class 0) wrong.
+
+    |1.8 − 1| + |0.6 − 1| + |0.5 − 0| = 1.7, over four images.
+    """
+    scores = double([0.9, 0.1], [0.1, 0.9], [0.6, 0.4], [0.5, 0.5]).log()
+    labels = torch.tensor([0, 0, 0, 1])
+    assert calibration_error(scores, labels, bins=10) == pytest.approx(1.7 / 4)
+    assert calibration_error(double([50, 0]), torch.tensor([0])) == pytest.approx(0)  # sure of 1 is in the last bin
+    assert calibration_error(double([0.9, 0.1], [0.1, 0.9]).log(), torch.tensor([0, 0]), bins=1) == pytest.approx(0.4)
+
+
+def test_the_factor_with_the_lowest_loss() -> None:
+    """Odds of e^4 that are right three times in four: log-odds of log 3 are honest, a factor of 0.275."""
+    scores, labels = double([4, 0], [4, 0], [4, 0], [4, 0]), torch.tensor([0, 0, 0, 1])
+    losses = [math.log(1 + math.exp(-4 * f)) * 0.75 + math.log(1 + math.exp(4 * f)) * 0.25 for f in SHARPER.tolist()]
+    factor = best_factor(scores, labels)
+    assert factor == SHARPER.tolist()[losses.index(min(losses))]
+    assert factor == pytest.approx(math.log(3) / 4, rel=0.05)
+    assert SHARPER[20] == pytest.approx(1.0)
+    assert (float(SHARPER[0]), float(SHARPER[-1])) == (0.25, 4.0)
+
+
+def test_sharpening_multiplies_all_of_the_scores() -> None:
+    before = Predictor(2, sharpness=torch.tensor(5.0), log_prior=double(-1, -2))
+    after = sharpened(before, 2.0)
+    assert after.sharpness is not None
+    assert after.log_prior is not None
+    assert (float(after.sharpness), after.log_prior.tolist()) == (10.0, [-2, -4])
+    plain = sharpened(Predictor(2), 0.5)
+    assert plain.sharpness is not None
+    assert (float(plain.sharpness), plain.log_prior) == (0.5, None)
+
+
+def test_calibration_is_told_before_and_after_and_changes_no_answer() -> None:
+    labels = [0, 0, 0, 1] * 10
+    scores = double([4, 0], [4, 0], [4, 0], [4, 0]).repeat(10, 1)
+    found = Judge(site(labels, [0, 1]), None, calibrate=True).choose(SHARED, scores, None)
+    factor = best_factor(scores, torch.tensor(labels))
+    before, after = (abs(1 / (1 + math.exp(-4 * f)) - 0.75) for f in (1.0, factor))
+    assert found.words.endswith(f"; calibration error {before:.1%} before, {after:.1%} after")
+    assert found.accuracy == 0.75
+    assert after < 0.02 < before
+
+
+def test_from_where_on_an_image_is_familiar() -> None:
+    """Right answers with highest probabilities 0.60 to 0.99 and a wrong one of 0.99: of 21 right ones, the 5 % quantile
+    is the second lowest.
+    """
+    sure = [0.60, *(0.70 + i / 100 for i in range(20))]
+    scores = double(*([p, 1 - p] for p in sure), [0.99, 0.01]).log()
+    labels = torch.tensor([0] * 21 + [1])
+    floor = familiar_from(scores, labels)
+    assert floor is not None
+    assert float(floor) == pytest.approx(0.70)
+    assert familiar_from(scores[2:], labels[2:]) is None  # 19 right ones

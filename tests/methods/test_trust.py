@@ -1,0 +1,91 @@
+"""Who has seen what: counts held to what is plausible, and guessed from a model alone."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiny import context, drive, federation, images, study
+from wardround.data.federation import Federation
+from wardround.methods.base import join_groups
+from wardround.methods.registry import make
+from wardround.methods.state import State
+from wardround.methods.trust import guessed, head_rows, log_shares, plausible
+from wardround.models import NetSpec, build, fresh, names
+
+
+def test_no_total_above_three_times_the_median_of_the_others() -> None:
+    """Totals 20, 30, 1000: the last may have 3·20 (of two others the lower is the median), the first 3·30."""
+    counts = torch.tensor([[15, 5], [10, 20], [250, 750]]).double()
+    assert plausible(counts).tolist() == [[15, 5], [10, 20], [15, 45]]
+
+
+def test_of_two_sites_nobody_knows_which_is_out_of_line() -> None:
+    counts = torch.tensor([[1, 1], [900, 900]]).double()
+    assert plausible(counts) is counts
+
+
+def test_sites_that_tell_of_nothing_do_not_speak_for_the_others() -> None:
+    """Coarse bins make zeros of small sites: the one with images is believed, and of three with images all hold."""
+    alone = torch.tensor([[0, 0], [0, 0], [100, 50]]).double()
+    assert plausible(alone).tolist() == alone.tolist()
+    counts = torch.tensor([[0, 0], [10, 0], [0, 10], [400, 0]]).double()
+    assert plausible(counts).tolist() == [[0, 0], [10, 0], [0, 10], [30, 0]]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.lists(st.integers(0, 10**15), min_size=3, max_size=3), min_size=3, max_size=6), st.integers(0, 5))
+def test_a_lie_is_worth_no_more_than_the_bound(rows: list[list[int]], who: int) -> None:
+    counts = torch.tensor(rows).double()
+    found = plausible(counts)
+    assert bool((found <= counts).all())
+    totals = counts.sum(dim=1)
+    others = sorted(float(t) for k, t in enumerate(totals) if k != who % len(rows) and t > 0)
+    if len(others) >= 2 and totals[who % len(rows)] > 0:
+        assert float(found[who % len(rows)].sum()) <= 3 * others[(len(others) - 1) // 2] * (1 + 1e-9)
+
+
+def test_no_class_is_impossible() -> None:
+    """(7 + 1/2, 0 + 1/2) of 8."""
+    assert log_shares(torch.tensor([7, 0])).tolist() == pytest.approx([math.log(15 / 16), math.log(1 / 16)])
+    assert log_shares(torch.tensor([[0, 0]])).exp().tolist() == [[0.5, 0.5]]
+
+
+def test_the_rows_of_a_head() -> None:
+    spec = NetSpec("small", 3, 2, 8, width=2)
+    weights = fresh(spec, torch.Generator().manual_seed(0))
+    weights["head.weight"] = torch.arange(weights["head.weight"].numel()).reshape_as(weights["head.weight"]).float()
+    weights["head.bias"] = torch.tensor([100.0, -3.0])
+    width = weights["head.weight"].shape[1]
+    first = width * (width - 1) / 2
+    assert head_rows(build(spec), weights).tolist() == [first + 100, first + width * width - 3]
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_network_has_a_head_to_guess_from(name: str) -> None:
+    spec = NetSpec(name, 3, 4, 32, width=2)
+    found = guessed(spec, fresh(spec, torch.Generator().manual_seed(1)), 100)
+    assert float(found.sum()) == pytest.approx(100)
+    assert bool((found > 0).all())
+
+
+def test_classes_that_a_site_has_are_guessed_from_its_model() -> None:
+    """Three sites with two classes each: a seen class gets more than an unseen one, at every site."""
+    seen = ((0, 1), (1, 2), (2, 3))
+    base = federation((0, 0, 0))
+    sites = []
+    for site, classes in zip(base.sites, seen, strict=True):
+        labels = [classes[i % 2] for i in range(48)]
+        train = images(48, seed=classes[0], labels=labels)
+        sites.append(type(site)(site.name, train, site.val, site.test))
+    data = Federation(**{**vars(base), "sites": tuple(sites)})
+    method = make("consult", {"counts": "none"})
+    ctx = context(study(data, method="consult", rounds=1, train={"epochs": 10, "batch": 8, "lr": 0.05}))
+    for site, classes in zip(data.sites, seen, strict=True):
+        bundle = drive(ctx, method.answer(ctx, site, ctx.bundle("request", site.name, {}), State())).bundle
+        assert "label_counts" not in bundle.groups
+        found = guessed(ctx.study.spec(site.name), join_groups(bundle), 48)
+        unseen = [float(found[c]) for c in range(4) if c not in classes]
+        assert min(float(found[c]) for c in classes) > 2 * max(unseen)
