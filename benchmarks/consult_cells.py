@@ -22,7 +22,7 @@ from wardround.exchange.inprocess import step_together
 from wardround.learn.device import Device
 from wardround.learn.evaluate import network_outputs
 from wardround.learn.fit import Fit, Fitted
-from wardround.learn.predictor import Predictor
+from wardround.learn.predictor import Member, Predictor
 from wardround.learn.side_by_side import Outcome, train_many
 from wardround.learn.store import FitStore
 from wardround.measure import Tally, tally
@@ -45,7 +45,8 @@ class Cell:
     device: Device
     fits: FitStore
     answers: dict[str, Bundle] = field(default_factory=dict)
-    said: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # of each network on the test images
+    # Of each network on the test images. Networks are held, so that their tensors' addresses stay their own.
+    said: dict[tuple[object, ...], tuple[Member, Tensor]] = field(default_factory=dict)
 
     def context(self, method: str) -> Context:
         """What a method's questions come with."""
@@ -78,8 +79,8 @@ class Cell:
             if member.identity() not in self.said:
                 pixels = self.data.test.images
                 outputs = network_outputs(member.spec, member.weights, pixels, self.device.torch, precision)
-                self.said[member.identity()] = outputs.logits.float().cpu()
-        logits = [self.said[member.identity()] for member in predictor.members]
+                self.said[member.identity()] = member, outputs.logits.float().cpu()
+        logits = [self.said[member.identity()][1] for member in predictor.members]
         return predictor.combined(logits, len(self.data.test))
 
     def tally(self, predictor: Predictor) -> Tally:

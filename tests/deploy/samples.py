@@ -95,7 +95,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "votes": torch.tensor([3.0, 50.0], dtype=torch.float64),
         "sharpness": torch.tensor(4.0, dtype=torch.float64),
         "log_prior": torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log(),
-        "floor": torch.tensor(0.25, dtype=torch.float64),
+        "floor": torch.tensor(5.0, dtype=torch.float64),
     },
 }
 PREDICTORS: dict[str, Predictor] = {

@@ -113,8 +113,8 @@ def test_the_model_of_all_sites() -> None:
             PREDICTORS["pairs"],
             "votes of the networks on every pair of classes, each network heard on the pairs it has seen, each network "
             "weighed class by class, each network's own class shares divided out first, then weighed by class shares. "
-            "An image of which no class reaches the probability 0.250 is marked as unfamiliar: of validation images "
-            "that were answered right, one in twenty is",
+            "Images unlike those it was trained on, with no high score for any class, are marked as unfamiliar: not "
+            "all of them, and with them some that it answers right",
         ),
         (
             Predictor(2, bright().members, log_prior=torch.zeros(2)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +53,17 @@ def test_every_kind_of_predictor_gives_the_same_probabilities(name: str) -> None
     assert compared(PREDICTORS[name], panel_about()) < 2e-6
 
 
-def test_the_floor_is_in_the_file() -> None:
-    data = make_onnx(PREDICTORS["pairs"], panel_about().record)
-    assert OnnxModel(data, "it").floor == 0.25
-    for value in ("1.5", "-0.1", "nan", "high"):
-        proto = onnx.load_model_from_string(data)
-        proto.metadata_props[1].value = value
-        with pytest.raises(BadInput, match=r"^the floor in it is no probability; export the model again$"):
-            OnnxModel(proto.SerializeToString(), "it")
+def test_what_is_unfamiliar_is_a_second_output() -> None:
+    predictor, images = PREDICTORS["pairs"], noise(9, panel_about().task)
+    scores = predictor.scores(images, Device(torch.device("cpu"), 1))
+    floor = predictor.familiarity(scores).median().double() + 1e-6  # so that some are and some are not
+    model = OnnxModel(make_onnx(replace(predictor, floor=floor), panel_about().record), "it")
+    _, unfamiliar = model.answer(images)
+    assert unfamiliar is not None
+    assert unfamiliar.tolist() == (predictor.familiarity(scores) < floor).tolist()
+    assert 0 < int(unfamiliar.sum()) < 9
+    assert model.answer(images[:1])[1] is not None
+    assert OnnxModel(make_onnx(replace(predictor, floor=None), panel_about().record), "it").answer(images)[1] is None
 
 
 def network(name: str) -> Member:
@@ -88,11 +92,11 @@ def by_hand(whole_export: Path) -> bytes:
 
 def test_normalisation_is_inside_and_any_number_of_images_will_do(by_hand: bytes) -> None:
     model = OnnxModel(by_hand, "it")
-    assert (model.record, model.floor) == (ABOUT.record, None)
+    assert model.record == ABOUT.record
     greys = [0, 64, 128, 200, 255]
     for n in (1, 2, 5):
         images = torch.tensor(greys[:n], dtype=torch.uint8).reshape(n, 1, 1, 1).expand(n, 1, 4, 4)
-        assert model.probabilities(images)[:, 1].tolist() == pytest.approx([malignant(g) for g in greys[:n]], abs=1e-6)
+        assert model.answer(images)[0][:, 1].tolist() == pytest.approx([malignant(g) for g in greys[:n]], abs=1e-6)
 
 
 def test_the_file_says_nothing_of_the_machine(by_hand: bytes) -> None:
@@ -151,8 +155,9 @@ def test_the_difference_is_the_largest_of_all_images_and_of_the_first_alone() ->
         def __init__(self) -> None:
             pass
 
-        def probabilities(self, images: torch.Tensor) -> torch.Tensor:
-            return torch.tensor([[0.5, 0.5], [0.25, 0.75]]) if len(images) == 2 else torch.tensor([[0.0, 1.0]])
+        def answer(self, images: torch.Tensor) -> tuple[torch.Tensor, None]:
+            found = torch.tensor([[0.5, 0.5], [0.25, 0.75]]) if len(images) == 2 else torch.tensor([[0.0, 1.0]])
+            return found, None
 
     images = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
     assert largest_difference(Odd(), torch.tensor([[0.5, 0.5], [0.5, 0.5]]), images) == 0.5
@@ -195,7 +200,7 @@ def refusal(data: bytes) -> str:
 
 def test_a_graph_of_the_right_form_is_read() -> None:
     model = OnnxModel(with_record(graph()), "it")
-    assert model.probabilities(noise(3, TASK)).tolist() == [[0.5, 0.5]] * 3
+    assert model.answer(noise(3, TASK))[0].tolist() == [[0.5, 0.5]] * 3
 
 
 def test_a_model_of_another_program_is_refused() -> None:
@@ -230,7 +235,7 @@ def test_a_graph_that_promises_one_thing_and_does_another_is_refused_when_it_ans
     proto.graph.node.append(helper.make_node("Transpose", ["numbers"], ["probabilities"]))
     model = OnnxModel(with_record(proto), "model.onnx")
     with pytest.raises(BadInput, match=r"^model\.onnx gives \(32, 2\) numbers, which are not a probability of each"):
-        model.probabilities(torch.ones(2, 1, 4, 4, dtype=torch.uint8))
+        model.answer(torch.ones(2, 1, 4, 4, dtype=torch.uint8))
 
 
 def test_an_output_that_is_declared_otherwise_than_it_is_computed_is_refused() -> None:
@@ -300,7 +305,7 @@ def test_a_flipped_bit_is_refused_or_harmless(place: float, bit: int) -> None:
     data[int(place * len(data))] ^= 1 << bit
     message, shape = "", (2, 2)
     try:
-        shape = tuple(OnnxModel(bytes(data), "it").probabilities(noise(2, TASK)).shape)
+        shape = tuple(OnnxModel(bytes(data), "it").answer(noise(2, TASK))[0].shape)
     except BadInput as error:
         message = str(error)
     assert "\n" not in message

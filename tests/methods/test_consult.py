@@ -399,6 +399,15 @@ def test_noised_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+def test_with_private_training_all_that_leaves_is_within_epsilon(tmp_path: Path) -> None:
+    pytest.importorskip("opacus", reason="needs the extra [privacy]")
+    privacy = {"epsilon": 3.0, "delta": 1e-3, "counts_epsilon": 0.5}
+    model = {"name": "small-gn", "width": 4}
+    result = coordinate(tmp_path / "run", method(), federate(n=24, val=8), rounds=1, privacy=privacy, model=model)
+    assert {row["site"] for row in result["privacy"]} == {"site-1", "site-2", "site-3"}
+    assert all(0.5 < row["epsilon"] <= 3.0 + 1e-6 for row in result["privacy"])
+
+
 def test_every_class_has_a_site_here() -> None:
     """Of the samples: each class is seen, none by all."""
     assert {c for classes in SEEN for c in classes} == {0, 1, 2, 3}

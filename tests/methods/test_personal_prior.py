@@ -17,7 +17,7 @@ from wardround.methods.personal_prior import (
     Judge,
     best_factor,
     calibration_error,
-    familiar_from,
+    lowest_familiar,
     sharpened,
     smallest_temper,
 )
@@ -178,13 +178,22 @@ def test_calibration_is_told_before_and_after_and_changes_no_answer() -> None:
 
 
 def test_from_where_on_an_image_is_familiar() -> None:
-    """Right answers with highest probabilities 0.60 to 0.99 and a wrong one of 0.99: of 21 right ones, the 5 % quantile
-    is the second lowest.
-    """
-    sure = [0.60, *(0.70 + i / 100 for i in range(20))]
-    scores = double(*([p, 1 - p] for p in sure), [0.99, 0.01]).log()
-    labels = torch.tensor([0] * 21 + [1])
-    floor = familiar_from(scores, labels)
+    """Of 21 right answers the 5 % quantile is the second least familiar; 19 cannot tell."""
+    familiarity = double(9, *range(20, 40))
+    floor = lowest_familiar(familiarity)
     assert floor is not None
-    assert float(floor) == pytest.approx(0.70)
-    assert familiar_from(scores[2:], labels[2:]) is None  # 19 right ones
+    assert float(floor) == 20
+    assert lowest_familiar(familiarity[2:]) is None
+
+
+def test_a_site_finds_the_floor_on_what_it_answers_right_without_its_prior() -> None:
+    """Right answers score 1 to 21 before the prior, one wrong one scores 0.5: the second lowest right one is 2."""
+    scores = double(*([float(n), 0.0] for n in range(1, 22)), [0.5, 0.0])
+    labels = [0] * 21 + [1]
+    found = Judge(site(labels, [0] * 5 + [1]), 1.0, calibrate=False).choose(SHARED, scores, None).predictor
+    assert found.floor is not None
+    assert float(found.floor) == pytest.approx(2)
+    marks = found.unfamiliar(scores + found.log_prior)
+    assert marks is not None
+    assert marks.tolist() == [True, *[False] * 20, True]
+    assert SHARED.unfamiliar(scores) is None

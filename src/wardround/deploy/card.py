@@ -70,8 +70,8 @@ def combination(predictor: Predictor) -> str:
     words += ", then weighed by class shares" if predictor.log_prior is not None else ""
     if predictor.floor is not None:
         words += (
-            f". An image of which no class reaches the probability {float(predictor.floor):.3f} is marked as "
-            "unfamiliar: of validation images that were answered right, one in twenty is"
+            ". Images unlike those it was trained on, with no high score for any class, are marked as unfamiliar: not "
+            "all of them, and with them some that it answers right"
         )
     return words
 

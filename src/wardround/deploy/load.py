@@ -27,12 +27,11 @@ class Model(Protocol):
     def record(self) -> ModelRecord:
         """What it takes, what it answers, and where it comes from."""
 
-    @property
-    def floor(self) -> float | None:
-        """The highest probability below which an image is unlike those it was trained on; None: it cannot tell."""
+    def answer(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of uint8 images `(n, channels, size, size)`: probabilities, float32 `(n, classes)`, and which are unfamiliar.
 
-    def probabilities(self, images: Tensor) -> Tensor:
-        """Of uint8 images `(n, channels, size, size)`: float32 `(n, classes)`."""
+        The latter is bool `(n,)`: unlike what the model was trained on; None where it cannot tell.
+        """
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,10 @@ class PredictorModel:
     predictor: Predictor
     device: Device
 
-    @property
-    def floor(self) -> float | None:
-        """As the predictor has it."""
-        return None if self.predictor.floor is None else float(self.predictor.floor)
-
-    def probabilities(self, images: Tensor) -> Tensor:
-        """The softmax of the scores."""
-        return self.predictor.scores(images, self.device).softmax(dim=1)
+    def answer(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The softmax of the scores, and what they say of the images."""
+        scores = self.predictor.scores(images, self.device)
+        return scores.softmax(dim=1), self.predictor.unfamiliar(scores)
 
 
 def open_model(path: Path, device: str = "auto") -> Model:

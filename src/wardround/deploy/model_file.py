@@ -132,8 +132,6 @@ def _check_extras(predictor: Predictor) -> None:
             raise BadInput(f"a network of the model is trusted less than not at all; {AGAIN}")
         if name in ("votes", "sharpness") and bool((tensor <= 0).any()):
             raise BadInput(f"{name} of the model holds a number that is not above 0; {AGAIN}")
-        if name == "floor" and not 0 <= float(tensor) <= 1:
-            raise BadInput(f"floor of the model is {float(tensor):g}, and no probability; {AGAIN}")
 
 
 def _check_finite(name: str, tensor: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
 """`model.onnx`: the same predictor for programs that know nothing of wardround, normalisation inside.
 
 It takes `pixels`, float32 `(n, channels, size, size)` with the raw values 0 to 255, any n, and gives `probabilities`
-`(n, classes)`. The record of the model stands in the file's metadata under "wardround", the probability from which
-on an image is familiar, where the model has one, under "wardround-floor". Needs the extra `[onnx]`.
+`(n, classes)`; where the model can tell, also `unfamiliar` `(n,)`: 1 for an image unlike what it was trained on, or 0.
+The record of the model stands in the file's metadata under "wardround". Needs the extra `[onnx]`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,10 +29,9 @@ from wardround.tensorfile import RECORD, canonical, tensor_bytes
 
 INSTALL = "pip install 'wardround[onnx]'"
 OPSET = 18  # what runtimes of the last years all read
-INPUT, OUTPUT, COUNT = "pixels", "probabilities", "n"
+INPUT, OUTPUT, UNFAMILIAR, COUNT = "pixels", "probabilities", "unfamiliar", "n"
 LARGEST = 2**31 - 2**24  # bytes of tensors: a file of this kind ends at 2 GiB, and the graph wants some, too
 FLOAT = "tensor(float)"
-FLOOR = f"{RECORD}-floor"
 
 
 class _WithPixels(nn.Module):
@@ -49,10 +47,12 @@ class _WithPixels(nn.Module):
             self.members.append(net)
         self.eval().requires_grad_(False)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Probabilities `(n, classes)`."""
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """Probabilities `(n, classes)` and, where it can tell, whether images are unfamiliar."""
         seen = normalise(pixels.clone())
-        return self.predictor.combined([net(seen) for net in self.members], pixels.shape[0]).softmax(dim=1)
+        scores = self.predictor.combined([net(seen) for net in self.members], pixels.shape[0])
+        unfamiliar = self.predictor.unfamiliar(scores)
+        return (scores.softmax(dim=1), *([] if unfamiliar is None else [unfamiliar.float()]))
 
 
 def make_onnx(predictor: Predictor, record: ModelRecord) -> bytes:
@@ -71,19 +71,15 @@ def make_onnx(predictor: Predictor, record: ModelRecord) -> bytes:
             opset_version=OPSET,
             verbose=False,
             input_names=[INPUT],
-            output_names=[OUTPUT],
+            output_names=[OUTPUT, *([] if predictor.floor is None else [UNFAMILIAR])],
             dynamic_shapes=({0: torch.export.Dim(COUNT)},),
         )
     if program is None:
         raise TypeError("torch.onnx.export returned no program")
     model = program.model_proto
     _strip(model)
-    notes = {RECORD: canonical(record.model_dump(mode="json"))}
-    if predictor.floor is not None:
-        notes[FLOOR] = repr(float(predictor.floor))
-    for key, value in notes.items():
-        entry = model.metadata_props.add()
-        entry.key, entry.value = key, value
+    entry = model.metadata_props.add()
+    entry.key, entry.value = RECORD, canonical(record.model_dump(mode="json"))
     data: bytes = model.SerializeToString(deterministic=True)
     return data
 
@@ -115,7 +111,6 @@ class OnnxModel:
         with _refusals(name):
             proto = _read(data, name)
             self.record = _record(proto, name)
-            self.floor = _floor(proto, name)
             _check_plain(proto, name)
             # Its second try after a failure would print what the first one found in the file.
             self._session = runtime.InferenceSession(
@@ -123,19 +118,23 @@ class OnnxModel:
             )
             self._check_ends()
 
-    def probabilities(self, images: Tensor) -> Tensor:
-        """Of uint8 images `(n, channels, size, size)`: float32 `(n, classes)`."""
+    def answer(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of uint8 images `(n, channels, size, size)`: float32 `(n, classes)`, and which are unfamiliar."""
         with _refusals(self._name):
-            (found,) = self._session.run([OUTPUT], {INPUT: images.to(torch.float32).contiguous().cpu().numpy()})
+            found, *more = self._session.run(None, {INPUT: images.to(torch.float32).contiguous().cpu().numpy()})
         if found.shape != (len(images), len(self.record.task.classes)):
             raise BadInput(f"{self._name} gives {found.shape} numbers, which are not a probability of each class")
-        return torch.from_numpy(found)
+        if more and more[0].shape != (len(images),):
+            raise BadInput(f"{self._name} gives {more[0].shape} numbers, which do not say if each image is unfamiliar")
+        return torch.from_numpy(found), torch.from_numpy(more[0]) > 0 if more else None
 
     def _check_ends(self) -> None:
         task = self.record.task
+        outputs = self._session.get_outputs()
         ends = [
             (self._session.get_inputs(), INPUT, [task.channels, task.size, task.size]),
-            (self._session.get_outputs(), OUTPUT, [len(task.classes)]),
+            (outputs[:1], OUTPUT, [len(task.classes)]),
+            *((([value]), UNFAMILIAR, []) for value in outputs[1:]),
         ]
         for values, wanted, shape in ends:
             found = [(value.name, value.type, list(value.shape[1:])) for value in values]
@@ -148,8 +147,8 @@ class OnnxModel:
 
 def largest_difference(model: OnnxModel, expected: Tensor, images: Tensor) -> float:
     """The largest absolute difference of a probability: all images at once, and the first one alone."""
-    at_once = (model.probabilities(images) - expected).abs().max()
-    alone = (model.probabilities(images[:1]) - expected[:1]).abs().max()
+    at_once = (model.answer(images)[0] - expected).abs().max()
+    alone = (model.answer(images[:1])[0] - expected[:1]).abs().max()
     return float(torch.maximum(at_once, alone))
 
 
@@ -176,19 +175,6 @@ def _record(proto: Any, name: str) -> ModelRecord:
     except (ValueError, RecursionError):
         tree = None
     return parsed(ModelRecord, tree, f"the record in {name}")
-
-
-def _floor(proto: Any, name: str) -> float | None:
-    for entry in proto.metadata_props:
-        if entry.key == FLOOR:
-            try:
-                value = float(entry.value)
-            except ValueError:
-                value = math.nan
-            if not 0 <= value <= 1:
-                raise BadInput(f"the floor in {name} is no probability; export the model again")
-            return value
-    return None
 
 
 def _check_plain(proto: Any, name: str) -> None:

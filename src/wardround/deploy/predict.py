@@ -67,13 +67,13 @@ def _answer(model: Model, waiting: list[tuple[str, Tensor]], found: Predictions)
     if not waiting:
         return
     classes = model.record.task.classes
-    answers = model.probabilities(torch.stack([image for _, image in waiting]))
-    for (file, _), answer in zip(waiting, answers, strict=True):
+    answers, unfamiliar = model.answer(torch.stack([image for _, image in waiting]))
+    marks = [None] * len(waiting) if unfamiliar is None else unfamiliar.tolist()
+    for (file, _), answer, mark in zip(waiting, answers, marks, strict=True):
         if not bool(torch.isfinite(answer).all()):
             found.failures.append(Failure(file, f"{file} gets no finite probabilities from this model"))
             continue
-        unfamiliar = None if model.floor is None else bool(answer.max() < model.floor)
-        found.rows.append(Row(file, classes[int(answer.argmax())], tuple(answer.tolist()), unfamiliar))
+        found.rows.append(Row(file, classes[int(answer.argmax())], tuple(answer.tolist()), mark))
 
 
 def _unfamiliar(found: Predictions) -> Iterator[str]:

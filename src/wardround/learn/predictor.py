@@ -49,7 +49,7 @@ class Predictor:
     trust times confidence, image by image. `member_log_prior` `(members, classes)` is subtracted from the members'
     logits first. `pairs` is the rule of `learn/pairs.py`: trust is how many images of each class a member has seen,
     `votes` the rule's temperature and doubt. With no members the scores are the prior alone: a constant predictor.
-    An image of which no class reaches the probability `floor` is unlike what its sites have seen; None: it cannot tell.
+    An image whose familiarity is below `floor` is unlike what its sites have seen; None: it cannot tell.
     """
 
     classes: int
@@ -85,6 +85,19 @@ class Predictor:
         if self.sharpness is not None:
             scores = scores * self.sharpness.float().cpu()
         return scores if self.log_prior is None else scores + self.log_prior.float().cpu()
+
+    def familiarity(self, scores: Tensor) -> Tensor:
+        """Of images with these scores: the highest score before the prior, `(n,)`.
+
+        A network that has seen nothing like an image has a high logit for no class, and of networks that vote on pairs
+        none has a class that wins against all others; probabilities, which sum to 1, hide both.
+        """
+        before = scores if self.log_prior is None else scores - self.log_prior.to(scores)
+        return before.amax(dim=1)
+
+    def unfamiliar(self, scores: Tensor) -> Tensor | None:
+        """Which images are unlike what the networks were trained on, bool `(n,)`; None where it cannot tell."""
+        return None if self.floor is None else self.familiarity(scores) < self.floor.to(scores)
 
     def _mean(self, logits: Tensor) -> Tensor:
         """Over the first axis of `(members, n, classes)`."""

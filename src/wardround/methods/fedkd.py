@@ -84,7 +84,7 @@ class FedKD(Averaging):
         parameters = mentee.pop(PARAMETERS)
         words = ("those sent whole", "left factors of the others", "right factors of the others")
         update = tuple(
-            Group(name, f"what training changed in the {parameters.what}: {what}", parameters.max_bytes)
+            Group(name, f"what training changed in {parameters.what}: {what}", parameters.max_bytes)
             for name, what in zip(UPDATE, words, strict=True)
         )
         others = tuple(mentee.values())

@@ -63,7 +63,8 @@ class Judge:
             before, after = (calibration_error(f * found, labels) for f in (1.0, factor))
             words += f"; calibration error {before:.1%} before, {after:.1%} after"
             chosen, found = sharpened(chosen, factor), factor * found
-        return Choice(replace(chosen, floor=familiar_from(found, labels)), words, right)
+        familiar = chosen.familiarity(found)[found.argmax(dim=1) == labels]
+        return Choice(replace(chosen, floor=lowest_familiar(familiar)), words, right)
 
     def unjudged(self, shared: Predictor) -> tuple[Predictor, str]:
         """Of a site without validation images: the whole prior, or as much of it as was fixed."""
@@ -99,14 +100,12 @@ def sharpened(predictor: Predictor, factor: float) -> Predictor:
     return replace(predictor, sharpness=before * factor, log_prior=prior)
 
 
-def familiar_from(scores: Tensor, labels: Tensor) -> Tensor | None:
-    """The highest probability below which an image is unlike those that were answered right; None: too few to tell.
+def lowest_familiar(familiarity: Tensor) -> Tensor | None:
+    """From where on an image is familiar, given how familiar those are that were answered right; None: too few of them.
 
-    It is the `FAMILIAR` quantile of the highest probabilities of right answers: so many of these are called unfamiliar.
+    It is their `FAMILIAR` quantile: so many of them are called unfamiliar.
     """
-    sure, answers = scores.double().softmax(dim=1).max(dim=1)
-    right = sure[answers == labels]
-    return torch.quantile(right, FAMILIAR) if len(right) >= ENOUGH else None
+    return torch.quantile(familiarity.double(), FAMILIAR) if len(familiarity) >= ENOUGH else None
 
 
 def calibration_error(scores: Tensor, labels: Tensor, bins: int = BINS) -> float:

@@ -1,0 +1,129 @@
+"""What the experiments with `consult` have in common: their options, and a file of cells that grows cell by cell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import machine
+from consult_cells import Cell, open_cell
+from wardround.data.federation import Site
+from wardround.errors import BadInput, WardroundError
+from wardround.files import disk_errors, write_atomically
+from wardround.learn.device import find_device, one_thread_per_worker
+from wardround.papers.one_shot import header, study_tree
+
+SMOKE: dict[str, Any] = {
+    "model": {"name": "small", "width": 4},
+    "train": {"epochs": 8, "batch": 32, "lr": 1e-2, "schedule": "cosine"},
+}
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A name, what its figures mean, the rows of one cell, and what all rows come to.
+
+    `parts` names the parts of a cell that train on their own and are kept on their own, and `change` what each does to
+    a site before it trains.
+    """
+
+    name: str
+    figures: Mapping[str, str]
+    rows: Callable[[Cell, Mapping[str, Any], argparse.Namespace], Iterable[dict[str, Any]]]
+    summarise: Callable[[Rows], list[dict[str, Any]]]
+    markdown: Callable[[Mapping[str, Any]], str]
+    parts: Callable[[argparse.Namespace], Sequence[dict[str, Any]]] = lambda options: [{}]
+    change: Callable[[Site, Mapping[str, Any]], Site] = lambda site, part: site
+
+
+def add_options(parser: argparse.ArgumentParser, name: str) -> None:
+    """Which cells, where results go, and where it runs."""
+    parser.add_argument("files", type=Path, nargs="*", help="MedMNIST .npz files")
+    parser.add_argument("--out", type=Path, default=Path("papers") / f"{name}.json")
+    parser.add_argument("--table", action="store_true", help="print the table of --out as Markdown and do nothing else")
+    parser.add_argument("--work", type=Path, help="folder of trained models (default: a temporary one)")
+    parser.add_argument("--preset", help="a named preset or a TOML file")
+    parser.add_argument("--alphas", type=float, nargs="+", default=[0.1, 0.3, 0.5])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--sites", type=int, default=5)
+    parser.add_argument("--smoke", action="store_true", help="a narrow network, a few epochs: minutes on one core")
+    parser.add_argument("--seconds", type=float, help="begin no cell after so many seconds")
+    parser.add_argument("--device", default="auto")
+
+
+def main_of(experiment: Experiment, options: argparse.Namespace) -> int:
+    """Do what is left of the cells and print the table; what a person can mend becomes one line and an exit code."""
+    try:
+        record = _read(options.out, experiment.name)
+        if options.table:
+            print(experiment.markdown(record))
+            return 0
+        _work(experiment, options, record)
+        return 0
+    except WardroundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _work(experiment: Experiment, options: argparse.Namespace, record: dict[str, Any]) -> None:
+    began = time.monotonic()
+    if not options.files:
+        raise BadInput("no set is named; give the paths of MedMNIST .npz files")
+    precision = "bf16" if find_device(options.device).is_cuda else "fp32"
+    flags = {"device": options.device, "data": {"sites": options.sites}, **(SMOKE if options.smoke else {})}
+    tree = study_tree(options.preset, flags, precision)
+    study = header(tree)
+    if record.get("study", study) != study:
+        raise BadInput(f"{options.out} holds results of other settings; use another --out")
+    record |= {"benchmark": experiment.name, "study": study, "measures": dict(experiment.figures), "machine": machine()}
+    for key in ("cells", "entries", "summary"):
+        record.setdefault(key, [])
+    with tempfile.TemporaryDirectory() as folder, one_thread_per_worker():
+        for place, source, part in _places(experiment, options):
+            if place in record["cells"]:
+                continue
+            if options.seconds is not None and time.monotonic() - began > options.seconds:
+                break
+            change = lambda site, part=part: experiment.change(site, part)  # noqa: E731
+            cell = open_cell(tree, source, place["alpha"], place["seed"], options.work or Path(folder), change)
+            record["entries"] += experiment.rows(cell, place, options)
+            record["cells"].append(place)
+            record["summary"] = experiment.summarise(record["entries"])
+            with disk_errors(options.out):
+                options.out.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(options.out, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+            print(f"{time.monotonic() - began:.0f} s: {place}", flush=True)
+    print(experiment.markdown(record))
+
+
+def _places(
+    experiment: Experiment, options: argparse.Namespace
+) -> Iterable[tuple[dict[str, Any], Path, dict[str, Any]]]:
+    """A whole grid of one seed before the next seed."""
+    for seed in options.seeds:
+        for source in options.files:
+            for alpha in options.alphas:
+                for part in experiment.parts(options):
+                    yield {"set": source.stem, "alpha": alpha, "seed": seed, **part}, source, part
+
+
+def _read(path: Path, name: str) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or found.get("benchmark") != name:
+            raise ValueError("it is not of this benchmark")
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"{path} cannot be used: {error}; give the results of an earlier start, or a new path"
+        ) from error
+    return found

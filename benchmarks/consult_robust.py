@@ -1,0 +1,178 @@
+"""How much one bad site among several can do to the others: `consult` beside the panels that it grew out of.
+
+In each cell (a set, a level of skew, a seed) the sites train once. Then each site in turn is the bad one:
+
+- few: it is honest, but has a handful of images of what is its commonest class, and trained on them (one more training)
+- labels: it calls every class by the name of the next, in its model and its counts, as after a shifted column
+- noise: its model was never trained
+- counts: its model is good, and it claims a million images of every class
+- both: wrong labels, and a million images of every class
+
+Figures are of the other sites: what they deploy (personal) and the shared predictor, on their local tests and on the
+global one, averaged over them. Beside them `honest`, where nothing is wrong, and `without`, where the bad site sends
+nothing. A cell is kept in `--out` when it is done and is not done again; trained models wait in `--work`.
+
+    python benchmarks/consult_robust.py bloodmnist.npz --preset fast --device cuda --out papers/consult_robust.json
+    python benchmarks/consult_robust.py phantoms.npz --smoke --out smoke.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from consult_cells import Cell
+from consult_experiments import Experiment, add_options, main_of
+from wardround.data.federation import Site
+from wardround.errors import RunFailed, SiteFailed
+from wardround.exchange.bundle import Bundle
+from wardround.exchange.inprocess import step_together
+from wardround.methods.base import layout_groups
+from wardround.methods.class_ensemble import LABEL_COUNTS
+from wardround.methods.state import State
+
+NAME = "consult_robust"
+METHODS = ("consult", "class-ensemble", "ensemble")
+KINDS = ("honest", "without", "few", "labels", "noise", "counts", "both")
+HANDFUL, CLAIMED = 5, 1_000_000
+FIGURES = {
+    "personal_local": "what the good sites deploy, on their local tests, averaged over them",
+    "personal_global": "the same on the global test",
+    "shared_local": "the shared predictor on the good sites' local tests, averaged over them",
+    "shared_global": "the shared predictor on the global test",
+}
+
+
+# What a bad site sends ------------------------------------------------------------------------------------------------
+
+
+def answers_of(cell: Cell, bad: Site, kind: str) -> dict[str, Bundle]:
+    """All answers, that of the bad site changed."""
+    own = cell.answers[bad.name]
+    if kind == "without":
+        return {name: bundle for name, bundle in cell.answers.items() if name != bad.name}
+    if kind == "few":
+        own = cell.train([with_few(bad)])[bad.name]
+    if kind in ("labels", "both"):
+        own = with_wrong_labels(own)
+    if kind == "noise":
+        weights = cell.study.fresh_weights(cell.study.spec(bad.name), "noise", bad.name)
+        own = replace(own, groups={**own.groups, **layout_groups(cell.study.spec(bad.name), weights)})
+    if kind in ("counts", "both"):
+        claimed = torch.full_like(own.group(LABEL_COUNTS)["counts"], CLAIMED)
+        own = replace(own, groups={**own.groups, LABEL_COUNTS: {"counts": claimed}})
+    return {**cell.answers, bad.name: own}
+
+
+def with_few(site: Site) -> Site:
+    """The site with a handful of training images of what was its commonest class."""
+    labels = site.train.labels
+    common = int(site.train.counts().argmax())
+    rank = torch.cumsum(labels == common, dim=0)
+    kept = (labels != common) | (rank <= HANDFUL)
+    return replace(site, train=site.train.take(torch.nonzero(kept).flatten()))
+
+
+def with_wrong_labels(bundle: Bundle) -> Bundle:
+    """The model and the counts of a site whose labels are all one class too far, as if trained on them."""
+    groups: dict[str, dict[str, Tensor]] = {name: dict(tensors) for name, tensors in bundle.groups.items()}
+    for name in ("head.weight", "head.bias"):
+        groups["parameters"][name] = groups["parameters"][name].roll(1, dims=0)
+    groups[LABEL_COUNTS]["counts"] = groups[LABEL_COUNTS]["counts"].roll(1)
+    return replace(bundle, groups=groups)
+
+
+# What it does to the others -------------------------------------------------------------------------------------------
+
+
+def measured(cell: Cell, method: str, answers: Mapping[str, Bundle], good: Sequence[Site]) -> dict[str, float]:
+    """The figures of the good sites."""
+    ctx, made, state, shared = cell.shared(method, answers)
+    delivered = made.deliver(ctx, state)
+    works = {site.name: made.personal(ctx, site, delivered[site.name], State()) for site in good}
+    tallies, together = [], cell.tally(shared)
+    for site, predictor in zip(good, step_together(works, lambda fits: []).values(), strict=True):
+        if isinstance(predictor, SiteFailed):
+            raise RunFailed(str(predictor))
+        tallies.append((site, cell.tally(predictor)))
+    weights = {site.name: site.test.class_weights for site in good}
+    return {
+        "personal_local": mean(found.accuracy(weights[site.name]) for site, found in tallies),
+        "personal_global": mean(found.accuracy() for _, found in tallies),
+        "shared_local": mean(together.accuracy(weights[site.name]) for site in good),
+        "shared_global": together.accuracy(),
+    }
+
+
+def entries(cell: Cell, place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every kind of bad site, at every site, under every method."""
+    for bad in cell.data.sites:
+        good = [site for site in cell.data.sites if site.name != bad.name]
+        for kind in KINDS:
+            answers = answers_of(cell, bad, kind)
+            for method in METHODS:
+                figures = {key: round(value, 6) for key, value in measured(cell, method, answers, good).items()}
+                yield {**place, "bad": bad.name, "kind": kind, "method": method, "figures": figures}
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Means over seeds and over which site is bad; the worst of these is kept beside them."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["set"], row["alpha"], row["kind"], row["method"]), []).append(row["figures"])
+    return [
+        {
+            **dict(zip(("set", "alpha", "kind", "method"), key, strict=True)),
+            "n": len(found),
+            "mean": {name: round(mean(figures[name] for figures in found), 6) for name in FIGURES},
+            "lowest": {name: min(figures[name] for figures in found) for name in FIGURES},
+        }
+        for key, found in groups.items()
+    ]
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """A table for each set and alpha, in percent: personal local / global, shared global."""
+    lines: list[str] = []
+    for images, alpha in dict.fromkeys((row["set"], row["alpha"]) for row in record["summary"]):
+        here = {
+            (r["kind"], r["method"]): r["mean"] for r in record["summary"] if (r["set"], r["alpha"]) == (images, alpha)
+        }
+        lines += [f"### {images}, α = {alpha:g}", "", f"| bad site | {' | '.join(METHODS)} |", "| --- " * 4 + "|"]
+        for kind in KINDS:
+            cells = [here.get((kind, method)) for method in METHODS]
+            lines.append(f"| {kind} | {' | '.join('–' if found is None else _figures(found) for found in cells)} |")
+        lines.append("")
+    lines.append(
+        "Local / global accuracy of what the good sites deploy; in brackets the shared predictor's global one."
+    )
+    return "\n".join(lines)
+
+
+def _figures(found: Mapping[str, float]) -> str:
+    local, everywhere, shared = (100 * found[key] for key in ("personal_local", "personal_global", "shared_global"))
+    return f"{local:.1f} / {everywhere:.1f} ({shared:.1f})"
+
+
+EXPERIMENT = Experiment(NAME, FIGURES, lambda cell, place, options: entries(cell, place), summarise, markdown)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what is left, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add_options(parser, NAME)
+    return main_of(EXPERIMENT, parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""The experiments with `consult`: what a bad site sends, exact summaries, and that a start goes on from a stop."""
+
+import importlib
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tiny import context, drive, federation, images, study
+from wardround.exchange.bundle import Bundle
+from wardround.methods.registry import make
+from wardround.methods.state import State
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("robust", "heldout", "picture", "cells", "experiments")
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[Any]:
+    """The scripts' modules, which are no package: they find one another beside the script that runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        yield SimpleNamespace(**{name: importlib.import_module(f"consult_{name}") for name in NAMES})
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of eight-pixel images that tell by their brightness."""
+    draw, arrays = np.random.default_rng(0), {}
+    for part, n in (("train", 240), ("val", 30), ("test", 60)):
+        labels = np.arange(n) % 3
+        pixels = draw.integers(0, 60, (n, 8, 8, 3)) + 80 * labels.reshape(-1, 1, 1, 1)
+        arrays |= {f"{part}_images": pixels.astype(np.uint8), f"{part}_labels": labels.reshape(-1, 1)}
+    path = tmp_path_factory.mktemp("data") / "blobs.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+OPTIONS = ["--smoke", "--device", "cpu", "--seeds", "0", "--alphas", "0.5", "--sites", "3"]
+
+
+def test_a_bad_site_among_three(scripts: Any, blobs: Path, tmp_path: Path, capsys: Any) -> None:
+    arguments = [str(blobs), *OPTIONS, "--out", str(tmp_path / "out.json"), "--work", str(tmp_path / "work")]
+    assert scripts.robust.main(arguments) == 0
+    record = json.loads((tmp_path / "out.json").read_text())
+    rows = record["entries"]
+    assert len(rows) == 3 * 7 * 3  # which site is bad, how, and the method
+    by = {(row["bad"], row["kind"], row["method"]): row["figures"] for row in rows}
+    assert {key for figures in by.values() for key in figures} == set(scripts.robust.FIGURES)
+    for site in ("site-1", "site-2", "site-3"):
+        # Counts mean nothing to the mean of logits, and a million of everything much to the panel of shares.
+        assert by[site, "counts", "ensemble"] == by[site, "honest", "ensemble"]
+        assert by[site, "both", "ensemble"] == by[site, "labels", "ensemble"]
+    honest = [by[site, "honest", "class-ensemble"]["shared_global"] for site in ("site-1", "site-2", "site-3")]
+    both = [by[site, "both", "class-ensemble"]["shared_global"] for site in ("site-1", "site-2", "site-3")]
+    assert sum(both) < sum(honest)
+    assert "| both |" in capsys.readouterr().out
+
+    before = (tmp_path / "out.json").stat().st_mtime_ns
+    assert scripts.robust.main(arguments) == 0  # done: nothing is done again
+    assert (tmp_path / "out.json").stat().st_mtime_ns == before
+    assert scripts.robust.main([*arguments, "--sites", "4"]) == 2  # other settings
+    assert "holds results of other settings" in capsys.readouterr().err
+
+
+def test_a_class_that_nobody_has_seen(scripts: Any, blobs: Path, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.json"
+    arguments = [str(blobs), *OPTIONS, "--out", str(out), "--work", str(tmp_path / "work"), "--classes"]
+    assert scripts.heldout.main([*arguments, "2"]) == 0
+    first = json.loads(out.read_text())
+    assert [(row["class"], row["method"]) for row in first["entries"]] == [
+        (2, "consult"), (2, "class-ensemble"), (2, "ensemble"),
+    ]  # fmt: skip
+    assert all(0 <= row["figures"]["auroc"] <= 1 for row in first["entries"])
+    assert first["entries"][1]["figures"]["marked_known"] is None
+    assert scripts.heldout.main([*arguments, "2", "0"]) == 0  # goes on
+    second = json.loads(out.read_text())
+    assert second["entries"][:3] == first["entries"]
+    assert [cell["class"] for cell in second["cells"]] == [2, 0]
+    assert "| blobs | 0.5 | consult |" in capsys.readouterr().out
+    assert scripts.robust.main(["--table", "--out", str(out)]) == 2
+    assert "it is not of this benchmark" in capsys.readouterr().err
+    assert scripts.heldout.main(["--table", "--out", str(out)]) == 0
+
+
+def test_no_site_keeps_an_image_of_the_class(scripts: Any) -> None:
+    site = scripts.heldout.without(federation().sites[0], {"class": 1})
+    assert site.train.counts().tolist() == [3, 0, 3, 2]
+    assert site.val.counts().tolist() == [1, 0, 0, 0]
+
+
+# What a bad site sends ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def answer() -> Bundle:
+    data = federation()
+    ctx = context(study(data, method="consult", rounds=1))
+    found = drive(ctx, make("consult", {}).answer(ctx, data.sites[0], ctx.bundle("request", "site-1", {}), State()))
+    bundle: Bundle = found.bundle
+    return bundle
+
+
+def test_wrong_labels_are_those_of_the_class_before(scripts: Any, answer: Bundle) -> None:
+    """As if class 0 had been called 1: what the network said of 0 it now says of 1, and so do the counts."""
+    wrong = scripts.robust.with_wrong_labels(answer)
+    assert answer.group("label_counts")["counts"].tolist() == [3, 3, 3, 2]
+    assert wrong.group("label_counts")["counts"].tolist() == [2, 3, 3, 3]
+    for name in ("head.weight", "head.bias"):
+        assert torch.equal(wrong.group("parameters")[name][1], answer.group("parameters")[name][0])
+    assert wrong.group("statistics").keys() == answer.group("statistics").keys()
+
+
+def test_a_handful_of_the_commonest_class(scripts: Any) -> None:
+    site = federation().sites[0]
+    crowded = type(site)(site.name, images(23, labels=[0] * 3 + [2] * 20), site.val, site.test)
+    assert scripts.robust.with_few(crowded).train.counts().tolist() == [3, 0, 5, 0]
+
+
+def test_means_over_seeds_and_bad_sites(scripts: Any) -> None:
+    place = {"set": "blood", "alpha": 0.1, "kind": "noise", "method": "consult"}
+    rows = [{**place, "figures": dict.fromkeys(scripts.robust.FIGURES, value)} for value in (0.5, 0.75)]
+    (row,) = scripts.robust.summarise(rows)
+    assert (row["n"], row["mean"]["shared_global"], row["lowest"]["shared_global"]) == (2, 0.625, 0.5)
+    assert "| noise | 62.5 / 62.5 (62.5) | – | – |" in scripts.robust.markdown({"summary": [row]})
+
+
+# The picture ----------------------------------------------------------------------------------------------------------
+
+
+def row(entry: str, *figures: float | None, alpha: float = 0.1) -> dict[str, Any]:
+    keys = ("local_accuracy", "global_accuracy", "shared_local_accuracy", "shared_global_accuracy")
+    return {"set": "blood", "alpha": alpha, "entry": entry, "seeds": [0], "mean": dict(zip(keys, figures, strict=True))}
+
+
+TREE: dict[str, Any] = {
+    "study": {"data": {"sites": 5}, "model": {"name": "resnet18"}},
+    "summary": [
+        row("local", 0.98, 0.5, None, None),
+        row("ensemble", 0.6, 0.62, 0.6, 0.62),
+        row("consult", 0.985, 0.7, 0.9, 0.92),
+        row("consult", 0.98, 0.8, 0.96, 0.97, alpha=0.3),
+    ],
+}
+
+
+def test_the_table_has_a_line_for_each_predictor(scripts: Any) -> None:
+    _, text = scripts.picture.figures(TREE, "blood", "consult.svg")
+    assert text.partition("| method ")[2].splitlines()[2:] == [
+        "| `consult`, shared | 90.0 / 92.0 | 96.0 / 97.0 |",
+        "| `consult`, at the site | 98.5 / 70.0 | 98.0 / 80.0 |",
+        "| `local` | 98.0 / 50.0 | – |",
+        "| `ensemble` | 60.0 / 62.0 | – |",
+    ]
+
+
+def test_the_picture_has_a_point_for_each_predictor(scripts: Any) -> None:
+    drawn, _ = scripts.picture.figures(TREE, "blood", "consult.svg")
+    mark = "{http://www.w3.org/2000/svg}"
+    circles = ElementTree.fromstring(drawn).findall(f"{mark}circle")  # noqa: S314 - our own
+    assert len(circles) == (2 + 2 + 1 + 1) + (2 + 2 + 1)  # of the corner above 60 `local` is no part
+    assert sum(circle.get("fill") == "#fff" for circle in circles) == 2 + 2
+
+
+def test_a_page_without_marks_is_left_alone(scripts: Any, tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("# nothing\n")
+    (tmp_path / "results.json").write_text(json.dumps(TREE))
+    assert scripts.picture.main([str(tmp_path / "results.json"), str(tmp_path / "page.md"), "--set", "blood"]) == 2
+    assert (tmp_path / "page.md").read_text() == "# nothing\n"
+
+
+def test_the_page_has_the_figures_of_the_results(scripts: Any) -> None:
+    """Fails when results are new; then run: benchmarks/consult_picture.py papers/one_shot_grid.json docs/consult.md."""
+    tree = json.loads((ROOT / "papers" / "one_shot_grid.json").read_text(encoding="utf-8"))
+    drawn, text = scripts.picture.figures(tree, "bloodmnist", "consult.svg")
+    assert text in (ROOT / "docs" / "consult.md").read_text(encoding="utf-8")
+    assert drawn == (ROOT / "docs" / "consult.svg").read_text(encoding="utf-8")
