@@ -3,7 +3,7 @@
 The baseline is the in-process run of the same agreement, on the same images, in the same minute: a round's share of its
 seconds. Each site trains one step on eight images, so that a round is mostly the way there and back: 45 MB down and 45
 MB up for each of three sites. Everything runs on this machine, so three nodes share its cores; at hospitals they would
-not. A node looks for calls every three seconds, and each call starts a process that loads torch.
+not. A node looks for calls once a second, and each call starts a process that loads torch.
 
     python benchmarks/flower_overhead.py [--rounds 6] [--out flower_overhead.json]
 """

@@ -41,6 +41,8 @@ from wardround.tomltext import to_toml
 
 COORDINATOR = "coordinator"  # no site may be called so
 RESERVED = ("shared", COORDINATOR)
+# A folder or file of such a name cannot be made on Windows, whatever follows a dot.
+WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
 # Of a run's settings, what is each party's own matter and not agreed.
 LOCAL_KEYS = {
     "name",
@@ -105,14 +107,21 @@ class Agreement(Frozen):
     sites: dict[str, Party] = Field(default_factory=dict)
     settings: Terms
 
+    @field_validator("name")
+    @classmethod
+    def _fits_every_disk(cls, name: str) -> str:
+        if not fits_every_disk(name):
+            raise ValueError("no folder of Windows can have this name; choose another")
+        return name
+
     @field_validator("sites")
     @classmethod
     def _names(cls, sites: dict[str, Party]) -> dict[str, Party]:
         for name in sites:
-            if not NAME.fullmatch(name) or name.lower() in RESERVED:
+            if not NAME.fullmatch(name) or name.lower() in RESERVED or not fits_every_disk(name):
                 raise ValueError(
-                    f"{name!r} is no name for a site; use letters, digits, '.', '_' and '-', at most 64, and none of "
-                    f"{', '.join(RESERVED)}"
+                    f"{name!r} is no name for a site; use letters, digits, '.', '_' and '-', at most 64, no '.' at the "
+                    f"end, and none of {', '.join(RESERVED)} or Windows' own (con, nul, com1, ...)"
                 )
         if len({name.lower() for name in sites}) < len(sites):
             raise ValueError("two sites differ in capitals only, which a Windows disk does not tell apart; rename one")
@@ -176,6 +185,11 @@ class Agreement(Frozen):
 
     def _tree(self) -> dict[str, Any]:
         return self.model_dump(mode="python", exclude_none=True)
+
+
+def fits_every_disk(name: str) -> bool:
+    """Whether files can be called after a site or study on Windows, too; the characters are looked at elsewhere."""
+    return not name.endswith(".") and name.partition(".")[0].lower() not in WINDOWS_DEVICES
 
 
 def agree_on(

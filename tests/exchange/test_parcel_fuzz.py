@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forge import BODY, ENVELOPE, PAYLOAD, SIGNERS, TEXT, WHOLE, around, data_of, header_of, record, safetensors, signed
+from soak import times
 from wardround.errors import BadInput
 from wardround.exchange.parcel import MAGIC, copy_verified, read_manifest, read_parcel
 
@@ -192,7 +193,8 @@ def test_two_thousand_inputs(folder: Path, sort: str) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("sort", SORTS)
 def test_a_hundred_thousand_inputs(folder: Path, sort: str) -> None:
-    assert fuzz(folder, sort, LONG)[0] > LONG / 2
+    inputs = times(LONG)
+    assert fuzz(folder, sort, inputs)[0] > inputs / 2
 
 
 def test_the_fuzzer_would_notice_a_crash(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

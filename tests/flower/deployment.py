@@ -1,4 +1,4 @@
-"""A SuperLink and a node for each of three hospitals on this machine, with TLS and authentication, and their end."""
+"""A SuperLink and a node for each hospital of a study on this machine, with TLS and authentication, and their end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from flower import starter
-from remote.parties import KEYS, OPEN, SITES
+from remote.parties import KEYS, OPEN
 from wardround.agreement import COORDINATOR, Agreement, write_agreement
 from wardround.remote.flower import launch
 from wardround.remote.flower.certificates import CA, make_certificates, make_node_key
@@ -69,19 +69,19 @@ def write_images(path: Path, number: int) -> None:
 
 
 class Deployment:
-    """A coordinator and three hospitals, each in a folder under one root, and the processes that were started.
+    """A coordinator and its hospitals, each in a folder under one root, and the processes that were started.
 
     The nodes join once. A folder is given to the next study when the last one is over; a node reads it at each call.
     """
 
-    def __init__(self, root: Path, is_plain: bool = False) -> None:
-        self.root, self.is_plain = root, is_plain
+    def __init__(self, root: Path, sites: tuple[str, ...], is_plain: bool = False) -> None:
+        self.root, self.sites, self.is_plain = root, sites, is_plain
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         self.certificates, self.project = root / "certificates", root / "app"
         self.address = f"127.0.0.1:{free_port()}"
 
     def prepare(self, agreed: Agreement) -> None:
-        """The SuperLink, and three nodes that it knows."""
+        """The SuperLink, and the nodes that it knows."""
         if not self.is_plain:
             starter.install(self.root / "bin")
             self._start("starter", [sys.executable, starter.__file__, str(self.root / "door")], self.root / "starter")
@@ -93,18 +93,18 @@ class Deployment:
         until(lambda: self.is_plain or (self.root / "door").exists(), "the starter")
         until(lambda: self._listens(int(port)), "the SuperLink to listen")
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(self._register, SITES))
-        for name in SITES:
+            list(pool.map(self._register, self.sites))
+        for name in self.sites:
             self.join(name)
 
     def begin(self, agreed: Agreement, *, wait_for_all: bool = True, round_seconds: float = PATIENCE) -> None:
         """Everyone's folder with a study that nobody has begun."""
-        for name in (*SITES, COORDINATOR):
+        for name in (*self.sites, COORDINATOR):
             shutil.rmtree(self.root / name, ignore_errors=True)
             (self.root / name).mkdir()
             write_agreement(self.root / name / "study.toml", agreed)
             KEYS[name].save(self.root / name / ("coordinator.key" if name == COORDINATOR else "site.key"))
-        for number, name in enumerate(SITES):
+        for number, name in enumerate(self.sites):
             (self.root / name / "policy.toml").write_text(to_toml(OPEN.model_dump(mode="json")))
             write_images(self.images(name), number)
         study = self.root / COORDINATOR / "study.toml"
@@ -195,7 +195,7 @@ class Deployment:
 
 @contextmanager
 def deployed(root: Path, agreed: Agreement, is_plain: bool = False) -> Iterator[Deployment]:
-    deployment = Deployment(root, is_plain)
+    deployment = Deployment(root, tuple(agreed.sites), is_plain)
     try:
         deployment.prepare(agreed)
         yield deployment

@@ -1,7 +1,7 @@
 """Flower's short processes, forked from one that has loaded torch: loading takes seconds, and each call is a process.
 
 Started as `starter.py SOCKET` it serves; started under the name of one of Flower's programs it passes its arguments,
-environment and output on to the server, and waits. Only the tests start apps so, and the soak tests do not.
+environment and output on to the server, and waits. Only tests start apps so; in most soak tests Flower does.
 """
 
 from __future__ import annotations
@@ -76,14 +76,6 @@ def start(line: socket.socket, programs: dict) -> None:  # type: ignore[type-arg
     sys.argv = order["arguments"]
     Path(os.environ[PLACE]).with_name(f"{sys.argv[0]}.pid").write_text(str(os.getpid()))
     code = 1
-    import traceback
-
-    def hook(event, args):
-        if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.forkpty"):
-            with open("/tmp/sites-w/forks.log", "a") as f:
-                f.write(repr((sys.argv[0], event, args[:2])) + "".join(traceback.format_stack()[-16:-7]) + "\n")
-
-    sys.addaudithook(hook)
     try:
         programs[sys.argv[0]]()
         code = 0

@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'wardround[flower]'")
 
 from flower.deployment import PATIENCE, Deployment, deployed, until
-from remote.parties import DEVICE, SITES, Parties, agreement, predictor_hash
+from remote.parties import DEVICE, FIVE, SITES, Parties, agreement, predictor_hash
+from soak import times
 from tiny import deployed as in_process
 from tiny import watch_bundles
 from wardround.agreement import Agreement
@@ -38,12 +39,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 def compare(lab: Deployment, agreed: Agreement, run: Path) -> None:
     """What every hospital has now is, to the last bit, what the in-process run of the agreement gives."""
-    sites = [read_site(agreed, name, str(lab.images(name))) for name in SITES]
+    sites = [read_site(agreed, name, str(lab.images(name))) for name in lab.sites]
     with pytest.MonkeyPatch.context() as patch:
         crossed: list[Bundle] = watch_bundles(patch)
         simulate(agreed, sites, run, DEVICE)
     expected = {b.envelope.site: b.sha256() for b in crossed if b.envelope.kind == "delivery"}
-    for name in SITES:
+    for name in lab.sites:
         nothing = Bundle(Envelope("delivery", agreed.id, agreed.settings.method, name, 0), {}).sha256()
         assert delivered(lab, name) == expected.get(name, nothing)
         assert predictor_hash(model(lab, name)) == predictor_hash(in_process(run, name))
@@ -121,6 +122,37 @@ def test_a_node_that_is_killed_is_named_and_the_quorum_goes_on(lab: Deployment, 
 
 
 @pytest.mark.soak
+def test_fedbicross_between_five_sites_and_apps_in_processes_of_their_own(tmp_path: Path) -> None:
+    agreed = agreement("fedbicross", sites=FIVE)
+    with deployed(tmp_path, agreed, is_plain=True) as lab:
+        said = lab.run("five")
+        assert sorted(re.findall("stored: (.*), round 1", said)) == list(FIVE)
+        assert sorted(re.findall("(site-.) has taken its parcel home", said)) == list(FIVE)
+        compare(lab, agreed, tmp_path / "run")
+
+
+@pytest.mark.soak
+def test_a_node_that_was_killed_joins_again_and_answers(tmp_path: Path) -> None:
+    """As docs/flower.md says: it is started again until Flower has noticed and lets it in."""
+    agreed = agreement("fedavg", rounds=1)
+    with deployed(tmp_path, agreed, is_plain=True) as lab:
+        run = lab.launch("rejoined")
+        until(lambda: "Received successfully" in lab.said(THREE), "the call at the third site")
+        lab.kill(THREE)
+        until(lambda: stays(lab, THREE), "the third site's node to be let in again")
+        assert run.wait(PATIENCE) == 0
+        assert "study tiny is over" in lab.said("rejoined")
+        compare(lab, agreed, tmp_path / "run")
+
+
+def stays(lab: Deployment, name: str) -> bool:
+    """Start a node; whether it is let in."""
+    lab.join(name)
+    until(lambda: lab.started[name].poll() is not None or "SuperNode ID" in lab.said(name), "Flower's word")
+    return lab.started[name].poll() is None
+
+
+@pytest.mark.soak
 def test_nodes_end_when_a_run_would_bring_code(tmp_path: Path) -> None:
     with deployed(tmp_path, agreement("fedavg", rounds=1), is_plain=True) as lab:
         file = lab.project / "pyproject.toml"
@@ -134,9 +166,10 @@ def test_nodes_end_when_a_run_would_bring_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_every_other_method_and_apps_in_processes_of_their_own(tmp_path: Path) -> None:
+def test_every_other_method(tmp_path: Path) -> None:
     others = [name for name in known() if name not in IN_EVERY_TEST]
-    with deployed(tmp_path, agreement(others[0]), is_plain=True) as lab:
+    others = others[: times(len(others))]
+    with deployed(tmp_path, agreement(others[0])) as lab:
         for method in others:
             agreed = agreement(method)
             lab.begin(agreed)

@@ -24,6 +24,7 @@ from commands import Captured, cli
 from flower import starter
 from flower.deployment import HURRY, children, free_port, until
 from wardround.remote import commands_flower
+from wardround.remote.flower import launch
 
 PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
 
@@ -95,7 +96,7 @@ def test_the_commands_work_as_they_stand(
 ) -> None:
     door = tmp_path / "door"
     starter.install(tmp_path / "bin")
-    start(staying, tmp_path, [sys.executable, starter.__file__, str(door)])
+    start(staying, tmp_path, [sys.executable, starter.__file__, str(door)], launch.environment(tmp_path / "starter"))
 
     def become(command: list[str], environment: dict[str, str]) -> None:
         """What would take this process's place, beside it."""

@@ -25,7 +25,7 @@ from commands import Captured, cli, ok
 from remote.parties import agreement
 from wardround.agreement import write_agreement
 from wardround.errors import BadInput
-from wardround.remote.flower import launch
+from wardround.remote.flower import gate, launch
 from wardround.remote.flower.certificates import CA, CA_KEY, SERVER, SERVER_KEY, make_certificates, make_node_key
 from wardround.remote.flower.gate import guarded, refuse_code
 from wardround.remote.flower.project import COMPONENTS, CONNECTION, HOME, is_over, wait_for_superlink, write_project
@@ -125,6 +125,26 @@ def test_the_gate_stands_where_flower_fetches_a_project(project: Path) -> None:
     fab = Fab("hash", build_fab_from_disk(project), {})
     assert guarded(pull, stop)(get_fab=lambda *_: fab, state="x") == "x"
     assert fetched == [fab]
+
+
+def test_a_node_looks_for_calls_again_and_returns_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(gate.time, "sleep", waited.append)
+    found = iter([None, None, 7])
+    assert guarded(lambda **_: next(found), gate.stop_node, 0.5)(get_fab=None) == 7
+    assert waited == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("text", ["", "often", "0", "-1", "nan", "61"])
+def test_a_pace_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    assert gate.poll_seconds() == 1.0
+    monkeypatch.setenv(gate.POLL, "0.5")
+    assert gate.poll_seconds() == 0.5
+    monkeypatch.setenv(gate.POLL, text)
+    with pytest.raises(SystemExit) as end:
+        gate.main()
+    assert end.value.code == 2
+    assert capsys.readouterr().out.startswith(f"error: {gate.POLL}={text} is no number of seconds up to 60")
 
 
 @pytest.mark.parametrize("missing", ["study.toml", CA])

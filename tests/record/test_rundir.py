@@ -194,6 +194,22 @@ def test_a_lock_is_free_again_after_a_failure(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a fork")
+def test_a_lock_is_free_again_though_a_child_still_has_the_file(tmp_path: Path) -> None:
+    """As while another thread starts a process: between fork and exec the child has every open file."""
+    held, kept = os.pipe()
+    with lock_directory(tmp_path):
+        child = os.fork()
+        if child == 0:
+            os.close(kept)
+            os.read(held, 1)
+            os._exit(0)
+    with lock_directory(tmp_path):
+        os.close(kept)
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(held)
+
+
 def test_a_second_job_in_the_same_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     give_tiny_data(monkeypatch)
     job = runs.begin_run(tiny_settings(), tmp_path / "run", Silent())

@@ -1,4 +1,4 @@
-"""A hub and three hospitals in folders of their own, with eight-pixel images and a clock that stands still."""
+"""A hub and three or five hospitals in folders of their own, with eight-pixel images and a clock that stands still."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiny import BASE, CPU, QUICK, federation
+from tiny import BASE, CPU, QUICK, SIZES, federation
 from wardround.agreement import COORDINATOR, Agreement, agree_on
 from wardround.data.federation import Site
 from wardround.exchange.keys import PrivateKey
@@ -24,7 +24,9 @@ from wardround.settings import overlay, validate
 from wardround.tensorfile import to_bytes
 
 TIME = "2026-03-02T10:00:00+00:00"
-SITES = ("site-1", "site-2", "site-3")
+FIVE = ("site-1", "site-2", "site-3", "site-4", "site-5")
+SITES = FIVE[:3]
+IMAGES = (*SIZES, 9, 7)  # that they train on
 DEVICE = Device(CPU, 1)
 TASK: dict[str, Any] = {"classes": ["ash", "birch", "cedar", "durmast"], "size": 8, "channels": 3}
 # A site that lets everything out, so that every method can be compared.
@@ -37,19 +39,25 @@ OPEN = Policy(
     max_bytes_per_round=2**63,
     max_bytes_per_study=2**70,
 )
-KEYS = {name: PrivateKey(hashlib.sha256(name.encode()).digest()) for name in (*SITES, COORDINATOR)}
+KEYS = {name: PrivateKey(hashlib.sha256(name.encode()).digest()) for name in (*FIVE, COORDINATOR)}
 
 
 def agreement(
-    method: str = "fedavg", /, *, quorum: int | None = None, deadline: Any = None, **changes: Any
+    method: str = "fedavg",
+    /,
+    *,
+    sites: tuple[str, ...] = SITES,
+    quorum: int | None = None,
+    deadline: Any = None,
+    **changes: Any,
 ) -> Agreement:
-    """The tiny study between three sites, every one with its key."""
+    """The tiny study between these sites, every one with its key."""
     tree = overlay(BASE, {"method": method, "set": QUICK.get(method, {}), **changes})
     public = {name: key.public.text() for name, key in KEYS.items()}
     agreed = agree_on(
         validate(tree), name="tiny", task=TASK, coordinator=public[COORDINATOR], quorum=quorum, deadline=deadline
     )
-    for name in SITES:
+    for name in sites:
         agreed = agreed.with_site(name, public[name])
     return agreed
 
@@ -76,7 +84,7 @@ class Parties:
 
     @property
     def sites(self) -> dict[str, Site]:
-        return {site.name: site for site in federation().sites}
+        return {site.name: site for site in federation(IMAGES[: len(self.agreed.sites)]).sites}
 
     def answer(self, name: str, again: bool = False) -> Path:
         """What a site does in a round."""

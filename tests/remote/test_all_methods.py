@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 
-from remote.parties import DEVICE, Parties, agreement, predictor_hash
+from remote.parties import DEVICE, FIVE, Parties, agreement, predictor_hash
 from tiny import deployed, watch_bundles
 from wardround.exchange.bundle import Bundle, Envelope
 from wardround.methods.registry import known
 from wardround.remote.rehearsal import simulate
 
 SOME_SITES: dict[str, Any] = {"rounds": 3, "participants": 0.67}  # two of three in each round
-CASES = [(name, {}) for name in known()] + [(name, SOME_SITES) for name in ("fedavg", "fedper", "ditto", "fedkd")]
+CASES = [
+    *((name, {}) for name in known()),
+    *((name, SOME_SITES) for name in ("fedavg", "fedper", "ditto", "fedkd")),
+    ("fedbicross", {"sites": FIVE}),
+]
 
 
 @pytest.mark.parametrize(("method", "changes"), CASES, ids=lambda value: value if isinstance(value, str) else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from commands import Captured, cli, empty_place, images, ok, save_npz
 from remote.parties import predictor_hash
 from tiny import deployed
+from wardround.agreement import read_agreement
 from wardround.deploy.model_file import read_model
 from wardround.remote.cli import say
 
@@ -135,7 +137,8 @@ def test_a_new_study(place: Path, capsys: Captured) -> None:
 
 def test_settings_come_from_a_file_a_preset_and_flags(place: Path, capsys: Captured) -> None:
     (place / "mine.toml").write_text('method = "fedprox"\nseed = 3\n[train]\nlr = 0.2\n[set.fedprox]\nmu = 0.7\n')
-    ok(capsys, "study", "new", "--classes", "a,b", "--sites", "x,y", "--settings", "mine.toml", "--seed", "4")
+    said = ok(capsys, "study", "new", "--classes", "a,b", "--sites", "x,y", "--settings", "mine.toml", "--seed", "4")
+    assert "left out" not in said
     text = (place / "study.toml").read_text()
     for line in ('method = "fedprox"', "seed = 4", "lr = 0.2", "mu = 0.7"):
         assert line in text
@@ -143,6 +146,17 @@ def test_settings_come_from_a_file_a_preset_and_flags(place: Path, capsys: Captu
     assert "trajectories = 4" in (place / "b.toml").read_text()
     ok(capsys, "study", "new", "c.toml", "--classes", "a,b", "--method", "fedprox", "--set", "mu=0.3")
     assert "mu = 0.3" in (place / "c.toml").read_text()
+
+
+def test_settings_that_are_not_agreed_on_are_named(place: Path, capsys: Captured) -> None:
+    (place / "mine.toml").write_text(
+        'name = "blood"\ndevice = "cpu"\nevaluate_every = 5\nworkers = 1\nseed = 3\n[data]\nsource = "phantoms:96"\n'
+        "sites = 5\nval_share = 0.2\nby_patient = true\n"
+    )
+    said = ok(capsys, "study", "new", "--classes", "a,b", "--settings", "mine.toml")
+    assert "Not agreed on, so left out: data.source, device, evaluate_every, workers. Each side" in said
+    agreed = read_agreement(place / "study.toml")
+    assert (agreed.name, agreed.settings.seed, agreed.task.val_share, agreed.task.by_patient) == ("blood", 3, 0.2, True)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +235,17 @@ def test_policy_is_written_then_checked_and_then_holds(three: Path, capsys: Capt
     assert not (three / "north" / "outbox").exists()
     path.write_text("metods = 1\n")
     assert "there is no rule 'metods'" in refused(capsys, *arguments)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links need rights on Windows")
+@pytest.mark.parametrize("target", ["elsewhere.toml", "policy.toml"], ids=["nowhere", "itself"])
+def test_rules_that_are_out_of_reach_are_not_the_default_rules(three: Path, capsys: Captured, target: str) -> None:
+    (three / "north" / "policy.toml").symlink_to(target)
+    arguments = ("site", "train", "north/study.toml", "--data", "north.npz")
+    assert "cannot read the policy north/policy.toml" in refused(capsys, *arguments)
+    assert "cannot read the policy" in refused(capsys, "site", "policy", "--study", "north/study.toml")
+    assert (three / "north" / "policy.toml").is_symlink()
+    assert not (three / "north" / "outbox").exists()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from remote.parties import Parties, agreement, copy, tree
+from soak import times
 from wardround.learn.trainer import Trainer
 from wardround.remote import workplace
 
@@ -129,7 +130,7 @@ def test_killed_at_twenty_random_moments(action: str, killer: Killer, before: di
     assert killer.run(straight, action) == 0
     seconds = time.monotonic() - began
     draw = random.Random(20)  # noqa: S311 - moments, no secrets
-    for number in range(20):
+    for number in range(times(20)):
         root = copy(before[action], tmp_path / str(number))
         ended = killer.run(root, action, kill_after=draw.uniform(0, seconds))
         assert ended in (0, -signal.SIGKILL)

@@ -21,9 +21,9 @@ TODAY = "2026-03-02"
 
 def test_the_agreed_keys_count() -> None:
     trust = Trust(agreement())
-    for name, key in KEYS.items():
-        assert trust.key_of(name) == key.public
-        trust.check_sender(name, key.public.fingerprint)
+    for name in (*SITES, COORDINATOR):
+        assert trust.key_of(name) == KEYS[name].public
+        trust.check_sender(name, KEYS[name].public.fingerprint)
     assert trust.site_of(KEYS[TWO].public) == TWO
     assert set(trust.signers(ONE, COORDINATOR)) == {KEYS[n].public.fingerprint for n in (ONE, COORDINATOR)}
     with pytest.raises(BadInput, match="no site of study tiny has the key"):
@@ -67,6 +67,10 @@ def test_revocations_lie_beside_the_study_file(tmp_path: Path) -> None:
         revocations_file(study).write_text(text)
         with pytest.raises(BadInput, match="cannot be read"):
             Trust.beside(study, agreement())
+    revocations_file(study).unlink()
+    revocations_file(study).symlink_to("nowhere.json")
+    with pytest.raises(BadInput, match="cannot be read"):
+        Trust.beside(study, agreement())
 
 
 def test_versions() -> None:

@@ -16,11 +16,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from wardround.errors import BadInput
 from wardround.files import disk_errors, write_atomically
@@ -192,16 +193,26 @@ def lock_directory(path: Path) -> Iterator[None]:
     with disk_errors(path):
         file = (path / ".lock").open("a")
     with file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise BadInput(f"{path} is in use by another run; wait for its end or choose another --out") from error
+        if fcntl is not None and not _took(file):
+            raise BadInput(f"{path} is in use by another run; wait for its end or choose another --out")
         try:
             yield
         finally:
             if fcntl is not None:  # closing is not enough: a process that another thread forks just now holds it, too
                 fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _took(file: IO[str]) -> bool:
+    """Whether the lock is ours now; asked again, since the board shares it for an instant to see if a run goes on."""
+    for wait in (0.02, 0.2, None):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if wait is not None:
+                time.sleep(wait)
+        else:
+            return True
+    return False
 
 
 def sweep(path: Path) -> None:

@@ -5,6 +5,7 @@ Nothing but `flower` touches a network. Every command ends by saying what to do 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from wardround.show import printable
 
 if TYPE_CHECKING:
     from wardround.exchange.manifest import Manifest
+    from wardround.exchange.policy import Policy
     from wardround.progress import Silent
     from wardround.remote.trust import Trust
 
@@ -73,6 +75,17 @@ def read_study(path: Path) -> Trust:
     return Trust.beside(path, read_agreement(path))
 
 
+def site_policy(study: Path, given: Path | None) -> Policy:
+    """The rules that a site named, or those in policy.toml beside its study file, or the default ones.
+
+    A link that leads nowhere is not "no policy": the site has rules, and they are out of reach.
+    """
+    from wardround.exchange.policy import read_policy
+
+    beside = study.with_name(POLICY)
+    return read_policy(given or (beside if os.path.lexists(beside) else None))
+
+
 def key_text(given: str) -> str:
     """A public key given as its line of text, or as the file that holds it; parsed and written out again."""
     from wardround.exchange.keys import PublicKey
@@ -99,7 +112,9 @@ def contents(manifest: Manifest) -> Iterable[str]:
         yield f"  {name:{width}}  {len(tensors):4d} tensors  {total:>13,} bytes"
     if not manifest.groups:
         yield "  no tensors"
-    for name, value in sorted({**manifest.metrics, **manifest.privacy}.items()):
+    for name, value in sorted(manifest.privacy.items()):
+        yield f"  privacy spent so far: {name} = {value:g}"
+    for name, value in sorted(manifest.metrics.items()):
         yield f"  figure {name} = {value:g}"
     if not manifest.metrics:
         yield "  no figures"

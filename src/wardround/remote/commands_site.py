@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,10 +21,10 @@ from wardround.remote.cli import (
     progress,
     read_study,
     say,
+    site_policy,
 )
 
 if TYPE_CHECKING:
-    from wardround.exchange.policy import Policy
     from wardround.remote.site import SiteDesk
 
 app = group("site", "At a hospital: train, look at what would leave, receive.")
@@ -126,7 +127,7 @@ def policy(study: StudyOption = STUDY, file: PolicyFile = None) -> None:
     from wardround.files import disk_errors, write_atomically
 
     path = file or study.with_name(POLICY)
-    if not path.exists():
+    if not os.path.lexists(path):
         with disk_errors(path):
             write_atomically(path, default_policy_text().encode())
         say(f"{path} holds the rules that hold without it; change what you want to have otherwise.")
@@ -151,14 +152,7 @@ def _desk(study: Path, key: Path | None, policy: Path | None, device: str) -> Si
 
     trust = read_study(study)
     own = PrivateKey.load(key or study.with_name(SITE_KEY))
-    return SiteDesk(study.parent, trust, own, _policy(study, policy), find_device(device), progress())
-
-
-def _policy(study: Path, given: Path | None) -> Policy:
-    from wardround.exchange.policy import read_policy
-
-    beside = study.with_name(POLICY)
-    return read_policy(given or (beside if beside.exists() else None))
+    return SiteDesk(study.parent, trust, own, site_policy(study, policy), find_device(device), progress())
 
 
 def _given(data: str | None) -> str:

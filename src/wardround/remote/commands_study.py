@@ -14,6 +14,7 @@ from wardround.remote.cli import COORDINATOR_KEY, STUDY, Device, group, key_text
 app = group("study", "A study between sites: the agreement that everyone holds.")
 StudyFile = Annotated[Path, typer.Argument(hidden=True)]
 Word = Annotated[str, typer.Argument(hidden=True)]
+OF_THE_TASK = {"slices", "val_share", "by_patient"}  # what all sites agree on of a run's `data`
 
 
 @app.command("new")
@@ -23,7 +24,7 @@ def new(
     size: Annotated[int, typer.Option(help="height and width of an image in pixels")] = 28,
     channels: Annotated[int, typer.Option(help="1 for grey images, 3 for colour")] = 3,
     sites: Annotated[str, typer.Option(help="names of the sites, separated by commas; keys come later")] = "",
-    name: Annotated[str | None, typer.Option(help="what to call it (default: the file's name)")] = None,
+    name: Annotated[str | None, typer.Option(help="what to call it (default: the settings' or file's name)")] = None,
     settings: Annotated[Path | None, typer.Option(help="a settings file (TOML) as `wardround run` takes it")] = None,
     preset: Annotated[str | None, typer.Option(help="a named set of settings, or a TOML file of your own")] = None,
     method: Annotated[str | None, typer.Option(help="a name from `wardround methods`")] = None,
@@ -44,10 +45,11 @@ def new(
     chosen = _settings(settings, preset, {key: value for key, value in flags.items() if value is not None}, set_ or [])
     if study.exists():
         raise BadInput(f"{study} exists already; choose another name")
-    task = {"classes": _names(classes), "size": size, "channels": channels, "slices": chosen.data.slices}
+    task = {"classes": _names(classes), "size": size, "channels": channels}
+    task |= chosen.data.model_dump(include=OF_THE_TASK, exclude_none=True)
     terms: dict[str, Any] = {"sites": tuple(_names(sites)), "quorum": quorum, "deadline": _deadline(deadline)}
     placeholder = agree_on(
-        chosen, name=name or study.stem, task=task, coordinator="", **terms
+        chosen, name=name or chosen.name or study.stem, task=task, coordinator="", **terms
     )  # before any file is written
     with disk_errors(study.parent):
         study.parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +61,8 @@ def new(
     write_agreement(study, agreement)
     say(f"study:           {study} ({agreement.id})", f"coordinator key: {path} (never leaves this machine)")
     say(f"fingerprint:     {key.public.fingerprint}")
+    if left_out := _left_out(chosen):
+        say(f"Not agreed on, so left out: {', '.join(left_out)}. Each side names its own images and device.")
     say(f"Next: wardround study add-site {study} NAME KEY, for every site; then give {study.name} to all of them.")
 
 
@@ -169,6 +173,15 @@ def _settings(file: Path | None, preset: str | None, flags: dict[str, Any], assi
         put(tree, key if key.partition(".")[0] in Settings.model_fields else f"set.{key}", value)
     settings = validate(tree)
     return settings.model_copy(update={"set": own_settings(settings.set, settings.method)})
+
+
+def _left_out(settings: Any) -> list[str]:
+    """The keys that were set and that an agreement does not hold."""
+    from wardround.agreement import LOCAL_KEYS
+
+    given = settings.model_dump(mode="json", exclude_defaults=True, include=LOCAL_KEYS - {"name"})
+    data = given.pop("data", {})
+    return sorted([*given, *(f"data.{key}" for key in data if key not in OF_THE_TASK)])
 
 
 def _names(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from the person who made it. The coordinator's list decides what the hub takes, 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,7 +43,7 @@ class Trust:
     def beside(study: Path, agreement: Agreement) -> Trust:
         """With the revocations that lie beside the study file."""
         path = revocations_file(study)
-        if not path.exists():
+        if not os.path.lexists(path):  # a link that leads nowhere must not let revoked keys count again
             return Trust(agreement)
         try:
             rows = json.loads(path.read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from wardround.errors import BadInput, SiteFailed, WardroundError
 from wardround.exchange.keys import PrivateKey
 from wardround.files import write_atomically
-from wardround.remote.cli import POLICY, SITE_KEY, read_study, say
+from wardround.remote.cli import SITE_KEY, read_study, say, site_policy
 from wardround.remote.flower.letters import ANSWER, HELLO, Call, Reply
 from wardround.remote.rules import RULES, refusal
 from wardround.settings import Frozen, checked
@@ -93,13 +93,11 @@ def _work(call: Call, config: NodeConfig, key: PrivateKey) -> bytes:
 
 
 def _desk(config: NodeConfig, key: PrivateKey) -> SiteDesk:
-    from wardround.exchange.policy import read_policy
     from wardround.learn.device import find_device
     from wardround.remote.site import SiteDesk
 
     study = Path(config.study)
-    beside = study.with_name(POLICY)
-    policy = read_policy(Path(config.policy) if config.policy else beside if beside.exists() else None)
+    policy = site_policy(study, Path(config.policy) if config.policy else None)
     return SiteDesk(study.parent, read_study(study), key, policy, find_device(config.device))
 
 

@@ -25,7 +25,7 @@ from wardround.remote.flower.project import COMPONENTS
 PROJECT = "pyproject.toml"
 LISTING = ".info/CONTENT"  # Flower's list of what a bundle holds
 MOST_BYTES = 2**16
-POLL, POLL_SECONDS = "WARDROUND_NODE_POLL_SECONDS", 1.0
+POLL, POLL_SECONDS, MOST_SECONDS = "WARDROUND_NODE_POLL_SECONDS", 1.0, 60.0
 
 
 def refuse_code(bundle: bytes) -> None:
@@ -45,13 +45,26 @@ def refuse_code(bundle: bytes) -> None:
         raise BadInput("the run names another app than wardround's; it is not taken, and the node ends")
 
 
-def guarded(pull: Callable[..., Any], stop: Callable[[BadInput], NoReturn]) -> Callable[..., Any]:
+def poll_seconds() -> float:
+    """How long a node waits after a look for calls that found none; its environment may say otherwise."""
+    text = os.environ.get(POLL, str(POLL_SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MOST_SECONDS:
+        raise BadInput(f"{POLL}={text} is no number of seconds up to {MOST_SECONDS:g}; correct it, or leave it out")
+    return seconds
+
+
+def guarded(
+    pull: Callable[..., Any], stop: Callable[[BadInput], NoReturn], seconds: float = POLL_SECONDS
+) -> Callable[..., Any]:
     """Flower's function that fetches a message and the project it belongs to, with our look into the project.
 
     It returns when there is a message. Flower would wait for three seconds after each look that finds none, which is
     the better part of a short round.
     """
-    seconds = float(os.environ.get(POLL, POLL_SECONDS))
 
     def pull_guarded(**given: Any) -> Any:
         fetch = given.pop("get_fab")
@@ -85,7 +98,12 @@ def main() -> None:
     from flwr.supernode import start_client_internal as internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    internal._pull_and_store_message = guarded(internal._pull_and_store_message, stop_node)
+    try:
+        seconds = poll_seconds()
+    except BadInput as error:
+        say(f"error: {error}")
+        raise SystemExit(error.exit_code) from error
+    internal._pull_and_store_message = guarded(internal._pull_and_store_message, stop_node, seconds)
     flower_supernode()
 
 
