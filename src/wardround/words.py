@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from wardround.exchange.glossary import GROUPS, SEEN_BY
@@ -19,13 +18,14 @@ from wardround.methods.base import Method
 from wardround.methods.distilled import Distilled
 from wardround.methods.fedbicross import FedBiCross
 from wardround.models import spec_layout
+from wardround.privacy.plan import is_on, trains_privately
+from wardround.settings import PrivacySettings
 from wardround.show import printable, size
 from wardround.study import Study
 
 IMAGES = "images"
 WITHOUT = " A hospital whose rules forbid it leaves it out, and the study goes on."
 UNLIMITED = 2**60  # bytes: a declaration of more than this is none
-NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 class Section(NamedTuple):
@@ -41,12 +41,8 @@ def describe(
     *,
     quorum: int | None = None,
     deadline: int | datetime.date | None = None,
-    privacy: Mapping[str, float] = NOTHING,
 ) -> list[Section]:
-    """The study in words. `quorum` None: all who are asked; `deadline`: days for each round, or one date.
-
-    `privacy` is the differential privacy that the study promises, as `epsilon` and `delta`.
-    """
+    """The study in words. `quorum` None: all who are asked; `deadline`: days for each round, or one date."""
     payloads = [method.payload(study, site) for site in study.sites]
     rounds = method.rounds(study)
     sections = {
@@ -58,7 +54,7 @@ def describe(
         "What comes back": _returns(study, payloads),
         "What stays": _stays(payloads),
         "If a hospital withdraws": _withdrawal(payloads, rounds),
-        "What protects it": _protections(payloads, privacy),
+        "What protects it": _protections(payloads, study.settings.privacy),
     }
     return [Section(heading, [printable(text) for text in paragraphs]) for heading, paragraphs in sections.items()]
 
@@ -207,18 +203,11 @@ def _withdrawal(payloads: Sequence[Payload], rounds: int) -> Iterator[str]:
     yield f"{earlier}What other hospitals have already received cannot be called back."
 
 
-def _protections(payloads: Sequence[Payload], privacy: Mapping[str, float]) -> Iterator[str]:
+def _protections(payloads: Sequence[Payload], privacy: PrivacySettings) -> Iterator[str]:
     if not _up(payloads):
         yield "Nothing needs protection, as nothing leaves."
         return
-    if privacy:
-        promised = ", ".join(f"{name} = {value:g}" for name, value in sorted(privacy.items()))
-        yield (
-            "Noise is added to what leaves, so that it hardly depends on any single image (differential privacy, "
-            f"{promised}; the smaller, the stronger)."
-        )
-    else:
-        yield "No noise is added to what leaves (no differential privacy)."
+    yield from _noise(privacy)
     yield (
         "Every hospital has rules of its own, in a file that nobody else can change. The program at the hospital holds "
         "them against the method before training, and against what would leave before anything is written or sent."
@@ -227,6 +216,29 @@ def _protections(payloads: Sequence[Payload], privacy: Mapping[str, float]) -> I
         "What is sent is signed by the sender, so a change on the way is noticed. The program does not encrypt it: it "
         "should be carried on an encrypted medium or over an encrypted connection."
     )
+
+
+def _noise(privacy: PrivacySettings) -> Iterator[str]:
+    if not is_on(privacy):
+        yield "No noise is added to what leaves (no differential privacy)."
+        return
+    if trains_privately(privacy):
+        promised = "of a strength that every message states"
+        if privacy.epsilon is not None:
+            promised = f"epsilon = {privacy.epsilon:g}, delta = {privacy.delta:g}; the smaller, the stronger"
+        yield (
+            "Noise is added in training, so that what leaves hardly depends on any single image (differential privacy, "
+            f"{promised}). A patient of whom there are several images is protected less. The noise comes from a secret "
+            "that stays at the hospital."
+        )
+    if privacy.counts_epsilon is not None:
+        yield "Noise is added to numbers of images by class, and they are rounded, before they leave."
+    if privacy.feature_clip is not None:
+        yield (
+            "Embeddings and class means are shortened"
+            f"{' and noise is added to them' if privacy.feature_noise else ''} before they leave. That makes it harder "
+            "to rebuild an image from them; how hard can be measured, and is not promised."
+        )
 
 
 # Small things ---------------------------------------------------------------------------------------------------------

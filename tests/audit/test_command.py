@@ -210,7 +210,8 @@ def outbox(place: Path, capsys: Captured) -> Path:
 
 def test_a_parcel_is_audited_before_it_leaves(outbox: Path, capsys: Captured) -> None:
     ok(capsys, "audit", str(outbox), "--data", "images.npz", *FAST)
-    record = AuditRecord.from_json((outbox.with_name(f"{outbox.stem}-audit") / "audit.json").read_bytes())
+    assert list(outbox.parent.iterdir()) == [outbox]  # what lies in the outbox is carried out
+    record = AuditRecord.from_json((Path(f"{outbox.stem}-audit") / "audit.json").read_bytes())
     (audit,) = record.sites
     assert (audit.site, audit.method) == ("north", "fedavg")
     assert {group.group for group in audit.groups} == {"parameters", "size"}

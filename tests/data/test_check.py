@@ -86,9 +86,8 @@ def test_what_cannot_be_read_or_shows_nothing(tmp_path: Path) -> None:
 
     got = found(tree(tmp_path / "set", pictures, change))
     assert got["unreadable files"].names == (
-        "train/ash/note.txt: train/ash/note.txt is no PNG, JPEG, BMP, TIFF, DICOM or NIfTI file; convert it or leave "
-        "it out",
-        "test/birch/broken.png: test/birch/broken.png cannot be read as a picture; mend it or move it out",
+        "train/ash/note.txt: is no PNG, JPEG, BMP, TIFF, DICOM or NIfTI file; convert it or leave it out",
+        "test/birch/broken.png: cannot be read as a picture; mend it or move it out",
     )
     assert got["constant pictures"].names == ("train/ash/000.png",)
     assert got["blank pictures"].names == ("train/birch/001.png",)
@@ -148,11 +147,27 @@ def test_patients_and_classes_of_a_table(tmp_path: Path) -> None:
         lines.append(f"{i}.png,{label},SECRET-{i // 2 % 25},{'test' if i >= 45 else 'train'}")
     (tmp_path / "t.csv").write_text("\n".join(lines))
     got = found(tmp_path / "t.csv")
-    assert got["patients in training and test"].count == 6
+    shared = got["patients in training and test"]
+    assert shared.count == 6 == len(shared.names)  # a line for each patient
+    assert shared.names[0].count(" + ") == 3
+    assert shared.names[0].startswith("0.png (train, rare) + 1.png (train, rare) + 50.png (test, ")
     assert "SECRET" not in str(got)
     assert got["tiny classes"].names == ("rare: 3",)
     assert got["classes without test images"].names == ("rare",)
     assert spoilt(got) == {"patients in training and test", "classes without test images"}
+
+
+def test_patients_in_training_and_validation_are_named_apart(tmp_path: Path) -> None:
+    lines = ["path,label,patient,split"]
+    for i, picture in enumerate(chests(40)):
+        Image.fromarray(picture).save(tmp_path / f"{i}.png")
+        part = "test" if i >= 30 else "val" if i in (20, 29) else "train"
+        lines.append(f"{i}.png,{'ab'[i % 2]},{3 if i in (5, 20) else 100 + i},{part}")
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    got = found(tmp_path / "t.csv")
+    assert got["patients in training and validation"].names == ("5.png (train, b) + 20.png (val, a)",)
+    assert got["patients in training and validation"].severity == "look"
+    assert "patients in training and test" not in got
 
 
 def test_one_class_is_a_finding_and_a_missing_file_is_bad_input(
@@ -182,7 +197,7 @@ def test_exit_codes_and_what_is_printed(
     out = capsys.readouterr().out
     assert re.search(r"ash +30 +0 +10", out)
     assert "Nothing was found." in out
-    assert (tmp_path / "good-check.html").is_file()
+    assert (tmp_path / "good-check.html").stat().st_mode & 0o077 == 0  # it shows patients' images
     pictures = chests(80)
     pictures[6] = pictures[0]
     tree(tmp_path / "bad", pictures)

@@ -1,5 +1,6 @@
 """Many files at once: the same as one after the other, in their order, and no process left behind."""
 
+import json
 import os
 import subprocess
 import sys
@@ -78,3 +79,26 @@ def test_decoders_are_small(tmp_path: Path) -> None:
     code = "import sys, wardround.data.decoder; print([m for m in ('torch', 'rich', 'pydantic') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True, env=os.environ)
     assert found.stdout.strip() == "[]"
+
+
+NOISY = """
+import os
+from wardround.data import decoder
+plain = decoder.read_one
+def noisy(source, wish):
+    os.write(1, b"a codec has something to say\\n")
+    print("and Python, too", flush=True)
+    return plain(source, wish)
+decoder.read_one = noisy
+decoder.main()
+"""
+
+
+def test_what_a_codec_prints_is_not_taken_for_an_answer(tmp_path: Path) -> None:
+    source = files(tmp_path)[0]
+    asked = json.dumps([str(source.path), None]).encode() + b"\n"
+    command = [sys.executable, "-c", NOISY, json.dumps(vars(Wish(pixels=False)))]
+    done = subprocess.run(command, input=asked, capture_output=True, check=True)
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["error"] == ""
+    assert b"a codec has something to say" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from wardround.learn.pixels import normalise
 from wardround.models import NetSpec, Weights, build, fresh
 from wardround.privacy import per_image
 from wardround.privacy.account import ORDERS, Account, Spent, noise_for, rate_and_steps
-from wardround.privacy.dpsgd import Mechanism, _identity, cost, train_private
+from wardround.privacy.dpsgd import Mechanism, cost, identity, train_private
 from wardround.privacy.secret import Secret
 from wardround.streams import Streams
 
@@ -100,13 +101,13 @@ def test_another_objective_and_frozen_layers_go_image_by_image() -> None:
 
 def plain_dpsgd(asked: Fit, clip: float, noise: float, half: bool = False) -> Weights:
     """Abadi et al.'s Algorithm 1, image by image, with momentum and weight decay as SGD has them."""
-    mechanism = Mechanism(clip, noise)
-    draw = SECRET.numpy(f"dp-sgd|{_identity(asked)}|{mechanism}")
+    purpose = f"dp-sgd|{identity(asked, Mechanism(clip, noise))}"
     net, recipe, n = loaded(asked.start), asked.recipe, len(asked.data)
     parameters = [p for name, p in net.named_parameters() if name not in asked.frozen]
     velocity = [torch.zeros_like(p) for p in parameters]
     rate, pixels = min(1.0, recipe.batch / n), normalise(asked.data.images)
-    for _ in range(recipe.epochs * math.ceil(n / recipe.batch)):
+    draws = [SECRET.numpy(purpose, index=epoch) for epoch in range(recipe.epochs)]
+    for draw in [draw for draw in draws for _ in range(math.ceil(n / recipe.batch))]:
         total = [torch.zeros_like(p) for p in parameters]
         for i in np.flatnonzero(draw.random(n) < rate):
             loss = F.cross_entropy(net(pixels[i : i + 1]), asked.data.labels[i : i + 1]) / (2 if half else 1)
@@ -117,7 +118,7 @@ def plain_dpsgd(asked: Fit, clip: float, noise: float, half: bool = False) -> We
         with torch.no_grad():
             for p, t, v in zip(parameters, total, velocity, strict=True):
                 noised = t + noise * clip * torch.from_numpy(draw.standard_normal(tuple(p.shape), dtype=np.float32))
-                v.mul_(recipe.momentum).add_(noised / recipe.batch + recipe.weight_decay * p)
+                v.mul_(recipe.momentum).add_(noised / min(recipe.batch, n) + recipe.weight_decay * p)
                 p -= recipe.lr * v
     return dict(net.state_dict())
 
@@ -137,7 +138,7 @@ def test_pieces_of_a_batch_and_slow_objectives_change_nothing(monkeypatch: pytes
         patch.setattr("wardround.privacy.dpsgd.images_at_once", lambda trained: 2)
         pieces = train_private(fit(), Mechanism(0.1, 0.5), SECRET, CPU).weights
     slow = train_private(fit(objective=Halved()), Mechanism(0.1, 0.5), SECRET, CPU).weights
-    halved = plain_dpsgd(fit(), 0.1, 0.5, half=True)
+    halved = plain_dpsgd(fit(objective=Halved()), 0.1, 0.5, half=True)
     for name in wanted:
         torch.testing.assert_close(pieces[name], wanted[name], rtol=1e-4, atol=1e-6)
         torch.testing.assert_close(slow[name], halved[name], rtol=1e-4, atol=1e-6)
@@ -166,8 +167,74 @@ def test_the_studys_seed_does_not_reach_the_noise() -> None:
     """Two fits that differ in the seed alone take different noise, but no part of it can be derived from the seed."""
     asked = fit()
     generators = [Streams(asked.seed).numpy(purpose) for purpose in ("dp-sgd", "shuffle", "fit")]
-    noise = SECRET.numpy(f"dp-sgd|{_identity(asked)}|{Mechanism(1.0, 1.0)}").random(4)
+    noise = SECRET.numpy(f"dp-sgd|{identity(asked, Mechanism(1.0, 1.0))}").random(4)
     assert not any(np.array_equal(generator.random(4), noise) for generator in generators)
+
+
+def test_fits_that_differ_in_anything_share_no_noise() -> None:
+    """A teacher may change while the weights that came do not; equal noise would leave the difference bare."""
+    teachers = [(Teacher(SPEC, fresh(SPEC, Streams(n).torch("teacher"))),) for n in (1, 2)]
+    strong = Halved()
+    strong.strength = 2.0  # type: ignore[attr-defined]
+    other = Mechanism(1.0, 2.0)
+    fits = [fit(), fit(objective=Halved()), fit(objective=strong), *(fit(teachers=t) for t in teachers)]
+    names = [*(identity(asked, Mechanism(1.0, 1.0)) for asked in fits), identity(fit(), other)]
+    assert len(set(names)) == len(names)
+    assert identity(fit(), other) == names[-1]
+
+
+def test_a_site_smaller_than_a_batch_divides_by_its_own_size() -> None:
+    large = Recipe(epochs=2, batch=64, lr=0.1)
+    found = train_private(fit(large), Mechanism(0.5, 0.3), SECRET, CPU).weights
+    for name, wanted in plain_dpsgd(fit(large), 0.5, 0.3).items():
+        torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-6)
+
+
+# After a stop ---------------------------------------------------------------------------------------------------------
+
+
+def stopped_after(steps: int, file: Path, asked: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train with every epoch saved, and stop in the midst of a later one."""
+    taken = 0
+
+    def on_step() -> None:
+        nonlocal taken
+        taken += 1
+        if taken == steps:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("wardround.learn.resumable._Progress.due", lambda self, every: True)
+        with pytest.raises(KeyboardInterrupt):
+            train_private(asked, Mechanism(0.5, 0.4), SECRET, CPU, on_step, file)
+
+
+def test_a_fit_that_was_stopped_goes_on_and_ends_as_it_would_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, four = tmp_path / "fit.safetensors", Recipe(epochs=4, batch=4, lr=0.1, augment=True)
+    whole = train_private(fit(four), Mechanism(0.5, 0.4), SECRET, CPU)
+    stopped_after(8, file, fit(four), monkeypatch)  # three steps an epoch: two epochs are saved
+    steps: list[int] = []
+    rest = train_private(fit(four), Mechanism(0.5, 0.4), SECRET, CPU, lambda: steps.append(1), file)
+    assert len(steps) == 6
+    assert rest.losses == whole.losses
+    assert all(torch.equal(rest.weights[name], tensor) for name, tensor in whole.weights.items())
+    again = train_private(fit(four), Mechanism(0.5, 0.4), SECRET, CPU, lambda: steps.append(1), file)
+    assert len(steps) == 6  # finished, and the file says so
+    assert all(torch.equal(again.weights[name], tensor) for name, tensor in whole.weights.items())
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "secret"), [(Mechanism(0.5, 0.8), SECRET), (Mechanism(0.5, 0.4), Secret(bytes(32)))]
+)
+def test_nothing_goes_on_from_another_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mechanism: Mechanism, secret: Secret
+) -> None:
+    file = tmp_path / "fit.safetensors"
+    stopped_after(5, file, fit(), monkeypatch)
+    found, wanted = (train_private(fit(), mechanism, secret, CPU, progress_file=f) for f in (file, None))
+    assert all(torch.equal(found.weights[name], tensor) for name, tensor in wanted.weights.items())
 
 
 def test_frozen_tensors_stay_and_corrections_apply() -> None:

@@ -15,12 +15,14 @@ import tiny
 from commands import Captured, cli, empty_place
 from remote.parties import OPEN, Parties, agreement
 from wardround.coordinator import Coordinator
-from wardround.errors import BadInput, RunFailed
+from wardround.errors import BadInput, RunFailed, SiteFailed
 from wardround.exchange.bundle import Bundle, Envelope
 from wardround.exchange.parcel import read_manifest
 from wardround.exchange.policy import Policy, Privacy, Refused
 from wardround.methods.registry import known, make
+from wardround.methods.state import State
 from wardround.privacy import plan
+from wardround.privacy.account import Account, Spent
 from wardround.privacy.features import clipped, protected
 from wardround.privacy.guard import Guard, guard_for
 from wardround.privacy.secret import Secret
@@ -62,6 +64,16 @@ def test_what_cannot_be_kept_is_refused_by_name(method: str, changes: dict[str, 
     with pytest.raises(BadInput, match=message) as caught:
         plan.check(study, tiny.quick(method))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("privacy", [{"counts_epsilon": 1.0}, {"epsilon": 3.0, "counts_epsilon": 1.0}])
+def test_counts_that_are_rounded_before_the_noise_are_refused(privacy: dict[str, float]) -> None:
+    """From 99 images to 100 a rounded count goes from 50 to 100, and noise for a step of one would show it."""
+    study = tiny.study(method="consult", **{**PRIVATE, "privacy": privacy})
+    with pytest.raises(BadInput, match=r'consult.counts = "binned" rounds before the noise'):
+        plan.check(study, make("consult", {"counts": "binned"}))
+    plan.check(study, make("consult", {"counts": "exact"}))
+    plan.check(study, make("consult", {"counts": "none"}))
 
 
 @pytest.mark.parametrize("method", plan.COVERED)
@@ -195,6 +207,42 @@ def test_counts_are_paid_for(tmp_path: Path) -> None:
     assert [row["mechanism"] for row in rows] == ["dp-sgd", "counts"]
     assert rows[1]["epsilon"] == pytest.approx(rows[0]["epsilon"] + 0.5)
     assert 2.9 < result["privacy"][0]["epsilon"] <= 3.0
+
+
+def test_no_table_of_counts_leaves_beyond_those_that_are_paid_for() -> None:
+    protect = guard("class-ensemble", privacy={"epsilon": 3.0, "delta": 1e-3, "counts_epsilon": 0.5})
+    first, second = (bundle({"label_counts": {"counts": torch.tensor([9, 0, 7, n])}}) for n in (20, 21))
+    protect.outgoing(first)
+    with pytest.raises(SiteFailed, match="1 tables of label counts have left"):
+        protect.outgoing(second)
+
+
+def test_noise_without_a_limit_promises_what_the_whole_study_costs() -> None:
+    """So that a policy refuses it before anything is trained, and not in the last round."""
+    loud = guard(privacy={"noise": 0.7, "delta": 1e-3})
+    assert loud.spent()["epsilon"] == 0
+    promised = loud.promised()["epsilon"]
+    assert promised == pytest.approx(Account(1e-3, (Spent(0.7, 4 / 11, 6),)).epsilon())
+
+
+def test_a_guard_goes_on_with_the_fit_it_was_stopped_in(tmp_path: Path) -> None:
+    data = tiny.federation()
+    study = tiny.study(data, method="local", **PRIVATE)
+    ctx, method, site = tiny.context(study), make("local", {}), data.sites[0]
+    steps = []
+
+    def trained(folder: Path | None) -> Any:
+        protect = guard_for(study, method, site, SECRET, unfinished=folder, on_fit=lambda *_: steps.append(1))
+        assert protect is not None
+        work = protect.doing(method.personal(ctx, site, ctx.bundle("delivery", site.name, {}), State()), tiny.CPU)
+        return tiny.drive(ctx, work).members[0].weights
+
+    plain, first = trained(None), trained(tmp_path)
+    (file,) = tmp_path.iterdir()
+    before = file.stat().st_mtime_ns
+    second = trained(tmp_path)
+    assert file.stat().st_mtime_ns == before  # taken up where it ended: no epoch was trained or saved
+    assert all(torch.equal(plain[name], first[name]) and torch.equal(plain[name], second[name]) for name in plain)
 
 
 # Policies and parcels -------------------------------------------------------------------------------------------------

@@ -15,7 +15,9 @@ from wardround.audit.report import Attack
 from wardround.audit.work import work
 from wardround.data.federation import Federation, LocalTest, Site
 from wardround.data.phantoms import phantoms
+from wardround.errors import BadInput
 from wardround.learn.device import Device
+from wardround.methods.fedavg import FedAvg
 from wardround.methods.local import Local
 from wardround.privacy import secret as secrets
 from wardround.progress import NO_PROGRESS
@@ -61,3 +63,14 @@ def test_over_training_leaks_and_privacy_stops_it(
     monkeypatch.setattr(secrets, "keep_secret", lambda path: secrets.Secret(bytes(range(32))))
     none = audited(tmp_path / "private", data, privacy={"epsilon": 4.0})
     assert none.figure("auc").value <= 0.55  # type: ignore[operator]
+
+
+def test_without_its_secret_a_private_run_cannot_be_asked_again(tmp_path: Path, data: Federation) -> None:
+    """A fresh secret would draw other noise, and the audit would be of bytes that never left."""
+    method = FedAvg()
+    study = tiny.study(data, model={"name": "small-gn", "width": 2}, privacy={"noise": 1.0})
+    (tmp_path / "checkpoint").mkdir()
+    found = FinishedRun(tmp_path, study, data, method)
+    with pytest.raises(BadInput, match=r"there is no .*privacy\.secret, so what this site sent cannot be made again"):
+        list(targets(found, ["ward"], CPU, NO_PROGRESS))
+    assert not (tmp_path / "privacy.secret").exists()

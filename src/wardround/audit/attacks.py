@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from wardround.audit.decoder import DecoderTraining
@@ -168,26 +169,34 @@ class Attacker:
     def _rebuilt_as_sent(self) -> Rebuilt:
         """The attack on the very rows that left, noise and clipping included, each beside the image it came from."""
         sent, images = self.target.bundle.groups["embeddings"], self.target.site.train
-        features, labels = sent["features"], sent["labels"]
-        rows = self._rows_of(features, labels)
-        own = images.take(rows)
-        shape = self._shape(features)
-        parts: Halves = halves(own, self.streams, self.target.name, self.effort.most)
-        return rebuild(
-            features, shape, own.images, parts, self.training, self.streams, self.device.torch, self.progress
+        features, rows = sent["features"], self._rows_of(sent["features"], sent["labels"])
+        used = torch.unique(rows)  # noise may let two rows look like one image's: it must not be in both halves
+        split = halves(images.take(used), self.streams, self.target.name, self.effort.most)
+        parts = Halves(
+            *(torch.isin(rows, used[half]).nonzero().flatten() for half in (split.auxiliary, split.attacked))
         )
+        shape, own = self._shape(features), images.images[rows]
+        return rebuild(features, shape, own, parts, self.training, self.streams, self.device.torch, self.progress)
 
     def _rows_of(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Which image each sent row is of: the site's order, or where only some were sent, the nearest embedding."""
-        images = self.target.site.train
-        if torch.equal(labels.cpu(), images.labels.cpu()):
+        """Which image each sent row is of: the site's order, or where only some were sent, the most alike of its class.
+
+        Alike by direction, which clipping leaves as it is.
+        """
+        images, labels = self.target.site.train, labels.cpu()
+        if torch.equal(labels, images.labels.cpu()):
             return torch.arange(len(images))
         if self.target.model is None:
             raise BadInput("the embeddings are of some of the images only, and without the model nobody can say which")
         own = self._features()
         if own.shape[1] != features.shape[1]:
             raise BadInput("the embeddings are not of the stage that the study names; give the parcel's own study")
-        return torch.cat([torch.cdist(part, own).argmin(dim=1) for part in torch.split(features.cpu(), 256)])
+        own, sent = F.normalize(own), F.normalize(features.cpu())
+        found = []
+        for rows, of in zip(torch.split(sent, 256), torch.split(labels, 256), strict=True):
+            alike = rows @ own.T
+            found.append(alike.masked_fill(of.unsqueeze(1) != images.labels.cpu(), -torch.inf).argmax(dim=1))
+        return torch.cat(found)
 
     def _shape(self, features: Tensor) -> tuple[int, ...]:
         if self.target.model is None:

@@ -17,16 +17,14 @@ if TYPE_CHECKING:
     from wardround.learn.device import Device as FoundDevice
     from wardround.progress import Silent
 
-SHOWN = (
-    *("auc", "tpr_at_fpr_0.001", "max_ssim", "min_l2", "frechet", "identified", "believed", "classmates_closer"),
-    *("images", "few", "absent", "prototypes_of_one_image"),
-)
-
 What = Annotated[Path, typer.Argument(hidden=True)]
 Data = Annotated[str | None, typer.Option(help="the site's images; of a run, where its settings no longer find them")]
 SiteNames = Annotated[list[str] | None, typer.Option("--site", help="a site of the run; again for more (default: all)")]
 Attacks = Annotated[str | None, typer.Option(help="some attacks only, by name, with commas between them")]
-Out = Annotated[Path | None, typer.Option(help="folder for audit.json and audit.html (default: audit beside it)")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="folder for audit.json and audit.html (default: in the run, or beside the study file)"),
+]
 StudyFile = Annotated[Path, typer.Option("--study", help="the study file of a parcel")]
 Shadows = Annotated[int, typer.Option(min=1, help="shadow models of LiRA")]
 DecoderEpochs = Annotated[int, typer.Option(min=1, help="epochs of the decoder")]
@@ -66,7 +64,8 @@ def audit_command(
         raise BadInput(f"there is no {what}; give the directory of a run, or a parcel")
     shown, found_device = Silent() if quiet else progress(), find_device(device)
     effort = Effort(shadows, decoder_epochs, inversion_steps, most=most)
-    folder = out or (what / "audit" if what.is_dir() else what.with_name(f"{what.stem}-audit"))
+    # Never beside a parcel: that is the outbox, whose files are carried out, and the page shows patients' images.
+    folder = out or (what / "audit" if what.is_dir() else study.with_name(f"{what.stem}-audit"))
     if (folder / "audit.json").exists():
         raise BadInput(f"{folder} holds an audit already; choose another --out, or remove it")
     targets = _targets(what, study, data, site or [], found_device, shown)
@@ -106,8 +105,7 @@ def lines(record: AuditRecord) -> list[str]:
             if not group.attacks:
                 found.append(f"  {group.group}: not judged, no attack here is made for it")
             for attack in group.attacks:
-                values = [f"{f.name} {f.value:.3g}" for f in attack.figures if f.name in SHOWN and f.value is not None]
-                found.append(f"  {group.group}, {attack.name}: {', '.join(values) or attack.what}")
+                found.append(f"  {group.group}, {attack.name}: {attack.in_short()}")
                 found += [f"    {finding}" for finding in attack.findings]
         found += [f"  note: {note}" for note in record.notes.get(audit.site, ())]
     return found

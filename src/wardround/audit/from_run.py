@@ -139,7 +139,10 @@ def _guard(found: FinishedRun, site: Site, progress: Silent) -> Guard | None:
     """The site's guard as it stood before any training; with the run's secret it draws the same noise again."""
     if not is_on(found.study.settings.privacy):
         return None
-    secret = keep_secret(found.path / FILE)
+    file = found.path / FILE
+    if not file.exists():
+        raise BadInput(f"there is no {file}, so what this site sent cannot be made again; restore it from a copy")
+    secret = keep_secret(file)
     return guard_for(found.study, found.method, site, secret, progress=progress)
 
 

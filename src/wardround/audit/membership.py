@@ -7,8 +7,7 @@ image is among shadow models that never saw it: easy images no longer pass for m
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from wardround.audit.fitting import require_fit
 from wardround.audit.report import Attack, Figure
 from wardround.audit.roc import LOW_RATE, Roc, roc
+from wardround.audit.target import image_hashes
 from wardround.data.imageset import ImageSet
 from wardround.errors import BadInput, SiteFailed
 from wardround.learn.device import Device
@@ -227,14 +227,10 @@ def _require_usable(target: Predictor, members: ImageSet, others: ImageSet) -> N
 
 
 def _refuse_shared(auxiliary: ImageSet, audited: ImageSet) -> None:
-    known = set(_hashes(audited))
-    shared = sum(value in known for value in _hashes(auxiliary))
+    known = set(image_hashes(audited))
+    shared = sum(value in known for value in image_hashes(auxiliary))
     if shared:
         raise BadInput(
             f"{shared} auxiliary images are among the audited ones, so shadow models would have seen them; "
             "remove duplicates or split the images anew"
         )
-
-
-def _hashes(images: ImageSet) -> Iterator[bytes]:
-    return (hashlib.sha256(image.contiguous().numpy().data).digest() for image in images.images.cpu())

@@ -5,21 +5,18 @@ It shows patients' images, so it is written readable by its owner alone, and say
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
 from collections.abc import Mapping
 from functools import cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Template
 from PIL import Image
 from torch import Tensor
 
 from wardround.audit.report import Attack, AuditRecord, Figure, Points
-from wardround.files import disk_errors, whole_or_not
+from wardround.embedded import data_uri, environment
+from wardround.files import disk_errors, write_for_owner
 from wardround.tensorfile import Groups
 
 View = dict[str, Any]
@@ -40,10 +37,8 @@ WARNING = (
 def write_page(path: Path, record: AuditRecord, pictures: Mapping[tuple[str, str, str], Groups]) -> None:
     """Write the page in one rename, for its owner's eyes alone."""
     text = render(record, pictures)
-    with disk_errors(path), whole_or_not(path) as part:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+    with disk_errors(path):
+        write_for_owner(path, text.encode())
 
 
 def render(record: AuditRecord, pictures: Mapping[tuple[str, str, str], Groups]) -> str:
@@ -78,21 +73,14 @@ def render(record: AuditRecord, pictures: Mapping[tuple[str, str, str], Groups])
 
 @cache
 def _template() -> Template:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["csp_hash"] = _csp_hash
-    return environment.get_template("page.html.j2")
+    return environment(Path(__file__).parent).get_template("page.html.j2")
 
 
 def _attack(attack: Attack, pictures: Groups) -> View:
     return {
         "name": attack.name,
         "what": attack.what[:1].upper() + attack.what[1:],
+        "short": attack.in_short(),
         "findings": list(attack.findings),
         "figures": [_figure(figure) for figure in attack.figures],
         "roc": _curve(attack.roc),
@@ -124,10 +112,4 @@ def _picture(pixels: Tensor) -> str:
     array = pixels[0].numpy() if len(pixels) == 1 else pixels.permute(1, 2, 0).contiguous().numpy()
     image = Image.fromarray(array)
     image = image.reduce(max(1, -(-max(image.size) // MOST_SIDE)))
-    file = BytesIO()
-    image.save(file, "PNG", compress_level=9)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def _csp_hash(style: str) -> str:
-    return base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return data_uri(image)

@@ -20,6 +20,10 @@ T = TypeVar("T")
 SCHEMA = 1
 CLOSED = ConfigDict(extra="forbid")  # a field that this version does not know is refused, not dropped
 Points = tuple[tuple[float, float], ...]
+FIRST = (  # figures that one looks at first
+    *("auc", "tpr_at_fpr_0.001", "max_ssim", "min_l2", "frechet", "identified", "believed", "classmates_closer"),
+    *("images", "few", "absent", "prototypes_of_one_image"),
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,11 @@ class Attack:
     def figure(self, name: str) -> Figure:
         """The figure of this name."""
         return next(figure for figure in self.figures if figure.name == name)
+
+    def in_short(self) -> str:
+        """The figures that one looks at first, in one line."""
+        known = [f"{f.name} {f.value:.3g}" for f in self.figures if f.name in FIRST and f.value is not None]
+        return ", ".join(known) or self.what
 
 
 @dataclass(frozen=True)

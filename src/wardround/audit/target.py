@@ -2,6 +2,10 @@
 
 It comes from a run or from a parcel; no attack knows which. The site's test images are split once, by the audit's own
 stream: one half plays the images that were not trained on, the other half those that an attacker has of his own.
+
+A site may hold other classes than its test does (in a simulation nearly all do), and a model favours the classes it was
+trained on. So membership is asked of as many images of each class on either side: else an attack that tells classes
+apart would pass for one that tells members.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from torch import Tensor
 
 from wardround.data.federation import Site
 from wardround.data.imageset import ImageSet
+from wardround.data.splits import hold_out
 from wardround.errors import BadInput
 from wardround.exchange.bundle import Bundle
 from wardround.learn.fit import Recipe
@@ -73,21 +78,47 @@ class Pools:
 
 
 def pools(site: Site, streams: Streams, most: int) -> Pools:
-    """At most `most` of each, drawn at random; no image is in two of them."""
+    """At most `most` of each, drawn at random; members and others have as many images of every class.
+
+    No image is in two pools, and no patient in both others and auxiliary.
+    """
     if not len(site.train):
         raise BadInput(f"{site.name} has no training images here; name its images with --data")
-    train = _drawn(site.train, streams, "audit members", site.name, most)
-    held = _drawn(site.test.images, streams, "audit others", site.name, 2 * most)
-    trained_on = set(image_hashes(train))
-    first = {value: place for place, value in reversed(list(enumerate(image_hashes(held))))}
-    fresh = sorted(place for value, place in first.items() if value not in trained_on)
-    if len(fresh) < 4:
+    held = _fresh(_drawn(site.test.images, streams, "audit others", site.name, 2 * most), site.train)
+    patients = None if held.patients is None else held.patients.numpy()
+    known, out = hold_out(len(held), 0.5, streams.numpy("audit auxiliary", site.name), patients)
+    if len(known) < 2 or len(out) < 2:
         raise BadInput(
-            f"{site.name} has {len(fresh)} test images that are not among its training images, too few for an audit; "
-            "hold more images out"
+            f"{site.name} has {len(held)} test images that are not among its training images, too few for an audit; "
+            "hold more images out, of two patients or more"
         )
-    half = len(fresh) // 2
-    return Pools(train, held.take(torch.tensor(fresh[:half])), held.take(torch.tensor(fresh[half:])))
+    members = _drawn(site.train, streams, "audit members", site.name, most)
+    members, others = _same_classes(members, held.take(torch.from_numpy(out)))
+    if len(others) < 2:
+        raise BadInput(
+            f"{site.name} has hardly a test image of the classes that it trained on, so membership cannot be judged; "
+            "hold some of its own images out (data.test = own)"
+        )
+    return Pools(members, others, held.take(torch.from_numpy(known)))
+
+
+def _fresh(held: ImageSet, trained: ImageSet) -> ImageSet:
+    """Those that are not among the training images, each once."""
+    trained_on = set(image_hashes(trained))
+    first = {value: place for place, value in reversed(list(enumerate(image_hashes(held))))}
+    return held.take(torch.tensor(sorted(place for value, place in first.items() if value not in trained_on)).long())
+
+
+def _same_classes(members: ImageSet, others: ImageSet) -> tuple[ImageSet, ImageSet]:
+    """Of each class as many on either side as the smaller one has; both come in random order."""
+    each = torch.minimum(members.counts(), others.counts()).cpu()
+    return _at_most(members, each), _at_most(others, each)
+
+
+def _at_most(images: ImageSet, each: Tensor) -> ImageSet:
+    labels = images.labels.cpu()
+    places = [torch.nonzero(labels == c).flatten()[:n] for c, n in enumerate(each.tolist())]
+    return images.take(torch.cat(places).sort().values)
 
 
 def image_hashes(images: ImageSet) -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -12,13 +13,18 @@ from wardround.data.slices import SliceRule
 
 
 def main() -> None:
-    """Answer until the questions end; who asked decides about Ctrl-C."""
+    """Answer until the questions end; who asked decides about Ctrl-C.
+
+    Whatever else in this process prints (a codec in C may) goes to the errors, not among the answers.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     wish = Wish(**json.loads(sys.argv[1]))
     for line in sys.stdin.buffer:
         path, rule = json.loads(line)
         source = Source(Path(path), None if rule is None else SliceRule(*rule))
-        send(read_one(source, wish), sys.stdout.buffer)
+        send(read_one(source, wish), answers)
 
 
 if __name__ == "__main__":

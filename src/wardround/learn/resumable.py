@@ -29,7 +29,7 @@ from wardround.learn import nets
 from wardround.learn.captured import CapturedSteps
 from wardround.learn.fit import Fit, Fitted, Objective, weights_hash
 from wardround.learn.side_by_side import too_large
-from wardround.learn.trainer import Trainer, optimiser_state, restore_optimiser, skip_reason, train_one
+from wardround.learn.trainer import Steps, Trainer, optimiser_state, restore_optimiser, skip_reason, train_one
 
 LONG_SAVING_SECONDS = 0.5  # where saving takes longer than this, it is done less often
 
@@ -41,16 +41,19 @@ def train_resumable(
     on_step: Callable[[], None] = lambda: None,
     every_seconds: float = 10.0,
     keep_finished: bool = False,
+    steps: Steps | None = None,
+    salt: Sequence[str | int] = (),
 ) -> Fitted:
     """Train as `train_one` does, but from where `progress_file` stands, and keep that file up to date.
 
     It is written after an epoch, if the last time is `every_seconds` ago (longer where writing takes long), and deleted
     when the fit is done. Whoever may be killed before the result is safe elsewhere says `keep_finished`: then the file
     holds the last epoch, a second call takes no step, and to delete it is the caller's. One process at a time.
+    `steps` may stand in for the trainer's own; `salt` then says all that they depend on beside the fit.
     """
     if skip_reason(fit):
-        return train_one(fit, device)
-    progress = _Progress(progress_file, progress_key(fit, (device.type,)))
+        return train_one(fit, device)  # nothing is trained, by whichever steps
+    progress = _Progress(progress_file, progress_key(fit, (device.type, *salt)))
     with ExitStack() as borrowed:
         borrowed.enter_context(_stream_of_its_own(device, fit))
         began = time.monotonic()
@@ -63,9 +66,9 @@ def train_resumable(
             if due and _is_carried(fit.objective, untouched):
                 progress.save(trainer, time.monotonic() - began)
 
-        capturable = device.type == "cuda" and fit.objective.capturable and trainer.is_resident
+        capturable = device.type == "cuda" and fit.objective.capturable and trainer.is_resident and steps is None
         captured = CapturedSteps(trainer) if capturable else None
-        for _ in trainer.steps(captured, after_epoch):
+        for _ in trainer.steps(captured, after_epoch) if steps is None else steps(trainer, after_epoch):
             on_step()
         try:
             return trainer.result(time.monotonic() - began)

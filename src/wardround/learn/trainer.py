@@ -208,17 +208,23 @@ class Trainer:
         self.best_epoch.copy_(torch.where(better, epoch, self.best_epoch))
 
 
-def train_one(fit: Fit, device: torch.device, on_step: Callable[[], None] = lambda: None) -> Fitted:
-    """Run one fit from start to end in the calling thread."""
+def train_one(
+    fit: Fit, device: torch.device, on_step: Callable[[], None] = lambda: None, steps: Steps | None = None
+) -> Fitted:
+    """Run one fit from start to end in the calling thread; `steps` may stand in for the trainer's own."""
     reason = skip_reason(fit)
     if reason:
         return Fitted(dict(fit.start), 0, (), 0, 0.0, reason)
     began = time.perf_counter()
     with ExitStack() as borrowed:
         trainer = Trainer(fit, device, borrowed)
-        for _ in trainer.steps():
+        for _ in trainer.steps() if steps is None else steps(trainer, lambda: None):
             on_step()
         return trainer.result(time.perf_counter() - began)
+
+
+# Other steps than a trainer's own: one optimiser step between two yields, the last argument called after each epoch.
+Steps = Callable[[Trainer, Callable[[], None]], Iterator[None]]
 
 
 def _autocast(recipe: Recipe, device: torch.device) -> torch.autocast:

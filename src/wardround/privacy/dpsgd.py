@@ -3,15 +3,16 @@
 Clipping and scaling are Opacus'; the batches and the noise come from the site's secret, never from the study's streams:
 whoever knew which images were in a batch, or the noise, could undo the protection. Batches are Poisson draws, as the
 accountant assumes, so one may be empty or large; the sum is always divided by the mean batch size.
+
+Each epoch has a generator of its own, so that a fit that was stopped goes on from its last epoch with the very draws it
+would have had.
 """
 
 from __future__ import annotations
 
-import hashlib
-import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,12 @@ from torch import Tensor
 from wardround.errors import BadInput
 from wardround.learn.fit import Fit, Fitted, Step
 from wardround.learn.pixels import augment, draw_augmentation, normalise
-from wardround.learn.trainer import Trainer, learning_rate, skip_reason
+from wardround.learn.resumable import progress_key, train_resumable
+from wardround.learn.trainer import Trainer, learning_rate, skip_reason, train_one
 from wardround.privacy.account import Spent, rate_and_steps
 from wardround.privacy.per_image import gradients, images_at_once
 from wardround.privacy.secret import Secret
 from wardround.streams import Streams
-from wardround.tensorfile import canonical
 
 
 @dataclass(frozen=True)
@@ -46,34 +47,59 @@ def cost(fit: Fit, mechanism: Mechanism) -> tuple[Spent, ...]:
 
 
 def train_private(
-    fit: Fit, mechanism: Mechanism, secret: Secret, device: torch.device, on_step: Callable[[], None] = lambda: None
+    fit: Fit,
+    mechanism: Mechanism,
+    secret: Secret,
+    device: torch.device,
+    on_step: Callable[[], None] = lambda: None,
+    progress_file: Path | None = None,
 ) -> Fitted:
-    """One fit from start to end. The same fit under the same secret gives the same weights."""
-    reason = skip_reason(fit)
-    if reason:
-        return Fitted(dict(fit.start), 0, (), 0, 0.0, reason)
-    began = time.perf_counter()
-    with ExitStack() as borrowed:
-        trainer = Trainer(fit, device, borrowed)
-        _PrivateSteps(trainer, mechanism, secret).run(on_step)
-        return trainer.result(time.perf_counter() - began)
+    """One fit, from where `progress_file` stands if there is one. The same fit and secret give the same weights.
+
+    A file that is given is kept when the fit is done (see `train_resumable`); to delete it is the caller's.
+    """
+    steps = _Steps(identity(fit, mechanism), mechanism, secret)
+    if progress_file is None:
+        return train_one(fit, device, on_step, steps)
+    return train_resumable(fit, device, progress_file, on_step, keep_finished=True, steps=steps, salt=steps.salt())
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What a trainer does in the place of its own steps; `what` is the identity of the fit before it began."""
+
+    what: str
+    mechanism: Mechanism
+    secret: Secret
+
+    def __call__(self, trainer: Trainer, after_epoch: Callable[[], None]) -> Iterator[None]:
+        return _PrivateSteps(trainer, self.mechanism, self.draws).run(after_epoch)
+
+    def draws(self, epoch: int) -> np.random.Generator:
+        """Where the batches and the noise of an epoch come from."""
+        return self.secret.numpy(f"dp-sgd|{self.what}", index=epoch)
+
+    def salt(self) -> tuple[str, str]:
+        """What tells a file of another secret from one of this; nothing can be learned of the secret from it."""
+        return self.what, self.secret.numpy(f"progress|{self.what}").bytes(16).hex()
 
 
 class _PrivateSteps:
     """The steps of one fit, over an ordinary trainer's network, optimiser and teachers."""
 
-    def __init__(self, trainer: Trainer, mechanism: Mechanism, secret: Secret) -> None:
-        self.trainer, self.fit, self.mechanism = trainer, trainer.fit, mechanism
-        self.generator = secret.numpy(f"dp-sgd|{_identity(self.fit)}|{mechanism}")
-        recipe = self.fit.recipe
-        self.rate, self.steps = rate_and_steps(len(self.fit.data), recipe.batch, recipe.epochs)
-        self.optimiser = _private_optimiser(trainer.optimiser, mechanism, recipe.batch, self.generator)
+    def __init__(self, trainer: Trainer, mechanism: Mechanism, draws: Callable[[int], np.random.Generator]) -> None:
+        self.trainer, self.fit, self.draws = trainer, trainer.fit, draws
+        recipe, n = self.fit.recipe, len(self.fit.data)
+        self.rate, self.steps = rate_and_steps(n, recipe.batch, recipe.epochs)
+        self.optimiser = _private_optimiser(trainer.optimiser, mechanism, min(recipe.batch, n))
 
-    def run(self, on_step: Callable[[], None]) -> None:
+    def run(self, after_epoch: Callable[[], None]) -> Iterator[None]:
+        """What is left of the fit, one step between two yields."""
         trainer, recipe, n = self.trainer, self.fit.recipe, len(self.fit.data)
         per_epoch = self.steps // recipe.epochs
         trainer.net.train()
-        for epoch in range(recipe.epochs):
+        for epoch in range(trainer.epochs_done, recipe.epochs):
+            secret = self.optimiser.secret = self.draws(epoch)
             draws = None
             if recipe.augment:
                 stream = Streams(self.fit.seed).torch("augment", index=epoch)
@@ -81,12 +107,15 @@ class _PrivateSteps:
             seen = 0
             for number in range(per_epoch):
                 trainer.rate.fill_(learning_rate(recipe, epoch * per_epoch + number, per_epoch))
-                chosen = torch.from_numpy(np.flatnonzero(self.generator.random(n) < self.rate))
+                chosen = torch.from_numpy(np.flatnonzero(secret.random(n) < self.rate))
                 self.step(chosen, None if draws is None else draws[chosen])
                 seen += len(chosen)
-                on_step()
+                yield
             trainer.losses.append(trainer.loss_sum / max(seen, 1))
             trainer.loss_sum.zero_()
+            trainer.best_epoch.fill_(epoch)
+            trainer.epochs_done = epoch + 1
+            after_epoch()
 
     def step(self, chosen: Tensor, draws: Tensor | None) -> None:
         """One optimiser step on the images of a batch; an empty one is noise alone."""
@@ -121,20 +150,20 @@ class _PrivateSteps:
         trainer.loss_sum += loss.detach()
 
 
-def _private_optimiser(
-    optimiser: torch.optim.Optimizer, mechanism: Mechanism, batch: int, generator: np.random.Generator
-) -> Any:
-    """Opacus' optimiser with the noise of the site's secret."""
+def _private_optimiser(optimiser: torch.optim.Optimizer, mechanism: Mechanism, batch: int) -> Any:
+    """Opacus' optimiser with noise from its attribute `secret`, a generator of the site's."""
     try:
         from opacus.optimizers import DPOptimizer
     except ImportError as error:
         raise BadInput("training with privacy needs Opacus: pip install 'wardround[privacy]'") from error
 
     class FromSecret(DPOptimizer):  # type: ignore[misc]
+        secret: np.random.Generator
+
         def add_noise(self) -> None:
             deviation = self.noise_multiplier * self.max_grad_norm
             for parameter in self.params:
-                draw = generator.standard_normal(tuple(parameter.shape), dtype=np.float32)
+                draw = self.secret.standard_normal(tuple(parameter.shape), dtype=np.float32)
                 noise = torch.from_numpy(np.asarray(draw)).to(parameter.device)
                 # Laid out in memory as the parameter is: the fused optimiser walks along both.
                 parameter.grad = torch.empty_like(parameter).copy_(parameter.summed_grad + deviation * noise)
@@ -144,6 +173,10 @@ def _private_optimiser(
     )
 
 
-def _identity(fit: Fit) -> str:
-    """A hash of what is trained: two fits that differ in anything must not share their noise."""
-    return hashlib.sha256(canonical({**fit.ingredients(), "label": fit.label}).encode()).hexdigest()
+def identity(fit: Fit, mechanism: Mechanism) -> str:
+    """A hash of all that is trained, and how: two fits that differ in anything must not share their noise.
+
+    The objective and its teachers count, too: a coordinator who has a round done again may send the same weights to a
+    site whose memory, and so a teacher, has changed since. The same noise on both would leave their difference bare.
+    """
+    return progress_key(fit, (fit.label, str(mechanism)))

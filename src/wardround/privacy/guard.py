@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from wardround.exchange.policy import LABEL_COUNTS
 from wardround.learn.fit import Fit, Fitted
 from wardround.learn.side_by_side import count_steps
 from wardround.methods.base import Method, Work
-from wardround.privacy.account import Account, SpentRow, noise_for, of_rows, rate_and_steps
+from wardround.privacy.account import Account, Spent, SpentRow, noise_for, of_rows, rate_and_steps
 from wardround.privacy.counts import binned, noised
 from wardround.privacy.dpsgd import Mechanism, cost, train_private
 from wardround.privacy.features import protected
@@ -36,7 +37,11 @@ OF_FEATURES = {"embeddings": "features", "prototypes": "means"}  # group: the te
 
 @dataclass
 class Guard:
-    """`account` grows with every fit, `counted` with every table of counts that left."""
+    """`account` grows with every fit, `counted` with every table of counts that left.
+
+    `unfinished` is a folder for how far each fit is, so that one that was stopped goes on; who gives it clears it when
+    what the fits were for is stored. `whole` is what the study costs if all of it is trained.
+    """
 
     study: Study
     site: str
@@ -48,6 +53,9 @@ class Guard:
     on_fit: Callable[[Fit, Fitted], None] = lambda fit, fitted: None
     on_spent: Callable[[SpentRow], None] = lambda row: None
     progress: Silent = field(default=NO_PROGRESS)
+    unfinished: Path | None = None
+    whole: float = 0.0
+    fits: int = 0  # that were trained here
 
     # Training ---------------------------------------------------------------------------------------------------------
 
@@ -79,7 +87,9 @@ class Guard:
                 f"{after.epsilon():.3g}, and privacy.epsilon is {limit:g}"
             )
         with self.progress.task(f"{fit.label}, with privacy", count_steps(fit)) as advance:
-            fitted = train_private(fit, self.mechanism, self.secret, device, advance)
+            file = None if self.unfinished is None else self.unfinished / f"private-{self.fits}.safetensors"
+            fitted = train_private(fit, self.mechanism, self.secret, device, advance, file)
+        self.fits += 1
         self.account = after
         self.on_fit(fit, fitted)
         for spent in price:
@@ -111,7 +121,7 @@ class Guard:
             for name, counts in groups[LABEL_COUNTS].items():
                 draw = self.secret.numpy(f"counts|{bundle.sha256()}|{name}", self.site, round)
                 groups[LABEL_COUNTS][name] = binned(noised(counts, privacy.counts_epsilon, draw)).to(counts)
-                self.counted += 1
+                self._pay_for_a_table()
                 self.on_spent(SpentRow(site=self.site, mechanism="counts", steps=1, **self.spent()))
         return replace(bundle, groups=groups)
 
@@ -122,13 +132,21 @@ class Guard:
         privacy = self.study.settings.privacy
         if privacy.epsilon is not None:
             return {"epsilon": privacy.epsilon, "delta": privacy.delta}
-        return self.spent()
+        return {"epsilon": max(self.whole, self.spent()["epsilon"]), "delta": privacy.delta}
 
     def spent(self) -> dict[str, float]:
         """(ε, δ) of all that has been trained and counted so far, by the Rényi accountant and simple composition."""
         if self.mechanism is None:
             return {}
         return {"epsilon": self.account.epsilon() + self._of_counts(self.counted), "delta": self.account.delta}
+
+    def _pay_for_a_table(self) -> None:
+        """One more table of counts; a round that is asked for again must not get another draw for nothing."""
+        if self.mechanism is not None and self.counted >= self.tables:
+            raise SiteFailed(
+                f"the privacy budget is spent: {self.counted} tables of label counts have left, and no more are due"
+            )
+        self.counted += 1
 
     def _of_counts(self, tables: int) -> float:
         return (self.study.settings.privacy.counts_epsilon or 0.0) * tables
@@ -143,6 +161,7 @@ def guard_for(
         return None
     tables = count_tables(study, method)
     noise = _noise(study, len(site.train), tables) if trains_privately(privacy) else None
+    whole = 0.0 if noise is None else _whole(study, len(site.train), noise) + (privacy.counts_epsilon or 0.0) * tables
     mine = [row for row in rows if row.site == site.name]
     return Guard(
         study,
@@ -152,6 +171,7 @@ def guard_for(
         of_rows(privacy.delta, mine),
         tables,
         sum(row.mechanism == "counts" for row in mine),
+        whole=whole,
         **watchers,
     )
 
@@ -167,6 +187,14 @@ def _noise(study: Study, images: int, tables: int) -> float:
     rate, steps = rate_and_steps(images, study.settings.train.batch, study.total_epochs)
     left = privacy.epsilon - (privacy.counts_epsilon or 0.0) * tables
     return noise_for(left, privacy.delta, rate, steps)
+
+
+def _whole(study: Study, images: int, noise: float) -> float:
+    """ε of every step that the study may take at a site of so many images."""
+    if images == 0 or study.total_epochs == 0:
+        return 0.0
+    spent = Spent(noise, *rate_and_steps(images, study.settings.train.batch, study.total_epochs))
+    return Account(study.settings.privacy.delta, (spent,)).epsilon()
 
 
 NO_GUARDS: Mapping[str, Guard] = MappingProxyType({})

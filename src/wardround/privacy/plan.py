@@ -21,7 +21,7 @@ from wardround.study import Study
 # One fit a round, nothing else computed from images. `size`, the number of images, is taken as public.
 COVERED = (
     *("local", "fedavg", "fedprox", "fedper", "fedntd", "moon"),
-    *("ensemble", "confidence-ensemble", "class-ensemble"),
+    *("ensemble", "confidence-ensemble", "class-ensemble", "consult"),
 )
 
 
@@ -49,6 +49,7 @@ def check(study: Study, method: Method) -> None:
     privacy = study.settings.privacy
     if privacy.feature_noise and privacy.feature_clip is None:
         raise BadInput("privacy.feature_noise is measured by privacy.feature_clip, which is not set; set it, too")
+    _refuse_rounded_counts(privacy, method)
     if not trains_privately(privacy):
         return
     _refuse_batch_norm(study, method)
@@ -72,6 +73,15 @@ def check(study: Study, method: Method) -> None:
         raise BadInput(
             f"noised counts alone cost ε = {counts:g} of privacy.epsilon = {privacy.epsilon:g}; lower "
             "privacy.counts_epsilon"
+        )
+
+
+def _refuse_rounded_counts(privacy: PrivacySettings, method: Method) -> None:
+    """One image moves an exact count by one, which the noise hides; a rounded one by a whole bin, which it does not."""
+    if privacy.counts_epsilon is not None and getattr(method.settings, "counts", "exact") == "binned":
+        raise BadInput(
+            f'{method.name}.counts = "binned" rounds before the noise of privacy.counts_epsilon, which then hides too '
+            'little; leave it "exact": counts are noised first, and rounded after that'
         )
 
 

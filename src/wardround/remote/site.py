@@ -215,7 +215,14 @@ class SiteDesk:
             return None
         secret = keep_secret(self.folder / FILE)
         return guard_for(
-            self.study, self.method, site, secret, tuple(spent), on_spent=spent.append, progress=self.progress
+            self.study,
+            self.method,
+            site,
+            secret,
+            tuple(spent),
+            on_spent=spent.append,
+            progress=self.progress,
+            unfinished=self.workplace.folder,
         )
 
     def _metrics(self, site: Site, done: Answer) -> dict[str, float]:

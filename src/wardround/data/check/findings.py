@@ -135,23 +135,18 @@ def _alike(seen: Inspected) -> Iterator[Finding]:
 
 
 def _patients(seen: Inspected) -> Iterator[Finding]:
-    """Who is in two parts, by number only: a patient's own name or id never leaves the reader."""
-    sides: defaultdict[int, set[bool]] = defaultdict(set)
-    for item, is_test in zip(seen.items, seen.is_test.tolist(), strict=True):
+    """Who is in two parts, by files only: a patient's own name or id never leaves the reader."""
+    places: defaultdict[int, list[int]] = defaultdict(list)
+    for place, item in enumerate(seen.items):
         if item.patient >= 0:
-            sides[item.patient].add(is_test)
-    shared = {patient for patient, held in sides.items() if len(held) > 1}
-    if shared:
-        places = [place for place, item in enumerate(seen.items) if item.patient in shared]
-        text = "accuracies on new patients would be lower"
-        yield Finding(
-            "spoils",
-            "patients in training and test",
-            text,
-            len(shared),
-            _names(seen, places),
-            tuple(places[:MOST_NAMED]),
-        )
+            places[item.patient].append(place)
+    groups = [group for group in places.values() if len(set(seen.parts[group].tolist())) > 1]
+    across = [group for group in groups if len(set(seen.is_test[group].tolist())) > 1]
+    within = [group for group in groups if len(set(seen.is_test[group].tolist())) == 1]
+    text = "accuracies on new patients would be lower; leave them out of one of the two"
+    yield from _of_groups(seen, "spoils", "patients in training and test", text, across, " + ")
+    text = 'do not choose an epoch by these images (train.keep = "best")'
+    yield from _of_groups(seen, "look", "patients in training and validation", text, within, " + ")
 
 
 def _plain(seen: Inspected) -> Iterator[Finding]:

@@ -136,7 +136,8 @@ def _files(
                 row = order[number]
                 shown = _relative(rows[row].path, base)
                 if read.error:
-                    found.refused.append((shown, read.error.replace(str(rows[row].path), shown)))
+                    whole = str(rows[row].path)
+                    found.refused.append((shown, read.error.removeprefix(whole).strip().replace(whole, shown)))
                 for picture, look in enumerate(read.looks):
                     label = shown if len(read.looks) == 1 else f"{shown} [{picture + 1}]"
                     patient = -1 if patients is None else int(patients[row])

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment
 from PIL import Image
 
 from wardround import __version__
 from wardround.data.check.findings import SEVERITIES, Finding
 from wardround.data.check.inspected import Inspected
 from wardround.data.listing import PARTS
-from wardround.files import disk_errors, write_atomically
+from wardround.embedded import data_uri, environment
+from wardround.files import disk_errors, write_for_owner
 
 TILE = 72  # pixels of a picture on the page
 OF_A_CLASS, OF_A_FINDING = 12, 12
@@ -27,12 +24,10 @@ SHOWN_NAMES = 200
 
 
 def write_page(seen: Inspected, findings: Sequence[Finding], path: Path) -> None:
-    """Write the page, whole or not at all."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    source = (resources.files("wardround.data.check") / "page.html.j2").read_text(encoding="utf-8")
-    text = environment.from_string(source).render(view(seen, findings))
+    """Write the page, whole or not at all, and for its owner alone: it shows patients' images."""
+    text = environment(Path(__file__).parent).get_template("page.html.j2").render(view(seen, findings))
     with disk_errors(path):
-        write_atomically(path, text.encode("utf-8", "backslashreplace"))
+        write_for_owner(path, text.encode("utf-8", "backslashreplace"))
 
 
 def view(seen: Inspected, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -102,7 +97,4 @@ def _tiles(seen: Inspected, places: Iterable[int]) -> Iterator[dict[str, str]]:
     for place in places:
         image = Image.fromarray(seen.picture(place))
         image.thumbnail((TILE, TILE))
-        out = io.BytesIO()
-        image.save(out, "PNG", optimize=False)
-        encoded = base64.b64encode(out.getvalue()).decode()
-        yield {"name": seen.items[place].name, "src": f"data:image/png;base64,{encoded}"}
+        yield {"name": seen.items[place].name, "src": data_uri(image)}
