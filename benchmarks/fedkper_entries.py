@@ -16,14 +16,8 @@ COLUMNS = {column.measure: column.name for column in TABLE.columns if column.mea
 
 def published(images: str, label: str) -> dict[str, float] | None:
     """Table 1's row on a set, by measure."""
-    (row,) = (row for row in TABLE.published if row.row.lower() == label) if _is_method(label) else (None,)
-    if row is None or images not in row.figures:
-        return None
-    return dict(zip(COLUMNS, map(value, row.figures[images].split()), strict=True))
-
-
-def _is_method(label: str) -> bool:
-    return any(line.label == label for line in ENTRIES)
+    found = TABLE.printed(label, images, TABLE.axes.sites[0], TABLE.axes.levels[0])
+    return None if found is None else dict(zip(COLUMNS, map(value, found), strict=True))
 
 
 def chosen(methods: Sequence[str] | None, ablations: bool) -> list[Line]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedkper_entries import ABLATIONS, COLUMNS, ENTRIES, published
 from wardround.papers.fedkper import MEASURES, PROTOCOL, SECONDS, sites_of
-from wardround.papers.summaries import averaged, grouped
+from wardround.papers.summaries import averaged, cells, grouped
 
 PUBLISHED_WORDS = "FedKPer (arXiv 2605.00698), Table 1, means of 3 seeds on the authors' protocol"
 BUDGETS = (0.25, 0.5, 0.75, 1.0)  # of the time that the fastest of the compared takes
@@ -48,7 +48,7 @@ def markdown(results: Record) -> str:
     """The table with the published rows below ours, accuracy by time, and what the columns mean."""
     rows = results["summary"]
     head = ["entry", "seeds", *COLUMNS.values(), "seconds"]
-    lines = [f"### {results['set']}", "", _cells(head), _cells(["---"] * len(head))]
+    lines = [f"### {results['set']}", "", cells(head), cells(["---"] * len(head))]
     for row in rows:
         lines += _lines(row)
     lines += ["", *_by_time(results["entries"])]
@@ -64,9 +64,9 @@ def _lines(row: Record) -> list[str]:
     for key in COLUMNS:
         rank = row["rank"].get(key, "").partition(" ")[0]
         figures.append(_figure(row["mean"][key], row["standard_deviation"][key]) + (f" ({rank})" if rank else ""))
-    lines = [_cells([row["entry"], str(len(row["seeds"])), *figures, f"{row['seconds']:.0f}"])]
+    lines = [cells([row["entry"], str(len(row["seeds"])), *figures, f"{row['seconds']:.0f}"])]
     if row["published"] is not None:
-        lines.append(_cells(["published", "", *(f"{value:.3f}" for value in row["published"].values()), ""]))
+        lines.append(cells(["published", "", *(f"{value:.3f}" for value in row["published"].values()), ""]))
     return lines
 
 
@@ -86,10 +86,10 @@ def _by_time(entries: Sequence[Record]) -> list[str]:
     whole = min(rounds["seconds"][-1] for courses in found.values() for rounds in courses)
     head = ["seconds of work", *(f"{share * whole:.1f}" for share in BUDGETS)]
     title = f"Accuracy on the global test at matched seconds of work{shared}:"
-    lines = [title, "", _cells(head), _cells(["---"] * len(head))]
+    lines = [title, "", cells(head), cells(["---"] * len(head))]
     for label, courses in found.items():
         values = [statistics.fmean(_at(rounds, share * whole) for rounds in courses) for share in BUDGETS]
-        lines.append(_cells([label, *(f"{value:.3f}" for value in values)]))
+        lines.append(cells([label, *(f"{value:.3f}" for value in values)]))
     return [*lines, ""]
 
 
@@ -97,7 +97,3 @@ def _at(rounds: Record, seconds: float) -> float:
     """The accuracy of the last round that had ended by then; 0 before the first had."""
     ended = [a for a, end in zip(rounds["shared_global_accuracy"], rounds["seconds"], strict=True) if end <= seconds]
     return float(ended[-1]) if ended else 0.0
-
-
-def _cells(texts: Iterable[str]) -> str:
-    return f"| {' | '.join(texts)} |"

@@ -24,9 +24,7 @@ PARTS = ("compare", "ablation", "stages", "fewshot", "baselines")
 def published(id: str, label: str, dataset: str) -> list[str] | None:
     """What one of FedMP's tables prints for a line of ours on a data set, column by column."""
     found = table(id)
-    line = next((line for line in found.entries if line.label == label), None)
-    row = next((row for row in found.published if line and row.row in line.rows), None)
-    return None if row is None else row.figures[dataset].split()
+    return found.printed(label, dataset, found.axes.sites[0], found.axes.levels[0])
 
 
 def chosen(parts: Sequence[str], fewshot_epochs: Sequence[int] = FEWSHOT_EPOCHS) -> list[Line]:

@@ -11,7 +11,7 @@ from scipy.stats import t as student  # type: ignore[import-untyped]  # scikit-l
 
 from fedmp_entries import ABLATIONS, BASELINES, FEDAVG, FEDMP, FEWSHOT, STAGE_UPLOAD, STAGES, published
 from wardround.papers.fedmp import MEASURES, SECONDS
-from wardround.papers.summaries import averaged, grouped
+from wardround.papers.summaries import averaged, cells, grouped
 
 WORDS = {
     "against fedavg": "difference to fedavg of the same seed, in points, mean over seeds, with its 95 % interval by a "
@@ -188,10 +188,10 @@ def markdown(results: Record) -> str:
             if {row["entry"] for row in shown} <= {FEDAVG.label, FEDMP.label} and title != TABLES[0][0]:
                 continue  # nothing of this table was run
             head = ["entry", "seeds", *columns, "seconds"]
-            lines += [title, "", _cells(head), _cells(["---"] * len(head))]
+            lines += [title, "", cells(head), cells(["---"] * len(head))]
             for row in shown:
                 figures = [column(row, fedavg) for column in columns.values()]
-                lines.append(_cells([row["entry"], str(len(row["seeds"])), *figures, f"{row['seconds']:.0f}"]))
+                lines.append(cells([row["entry"], str(len(row["seeds"])), *figures, f"{row['seconds']:.0f}"]))
             lines.append("")
     lines += [f"- last round, best round: {MEASURES[HEADLINE]}, or in its best round, which is optimistic"]
     lines += [f"- feature distance: {MEASURES['feature_distance']}"]
@@ -199,7 +199,3 @@ def markdown(results: Record) -> str:
     lines += ["- ± is the sample standard deviation over seeds", f"- seconds: {SECONDS}"]
     lines += [f"- {name}: {words}" for name, words in WORDS.items()]
     return "\n".join(lines)
-
-
-def _cells(texts: Iterable[str]) -> str:
-    return f"| {' | '.join(texts)} |"

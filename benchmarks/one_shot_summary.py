@@ -8,7 +8,7 @@ from typing import Any
 
 import published
 from wardround.papers.one_shot import MEASURES, SECONDS
-from wardround.papers.summaries import averaged, grouped
+from wardround.papers.summaries import averaged, cells, grouped
 
 PUBLISHED = {
     "label": published.LABEL,
@@ -57,7 +57,7 @@ def markdown(results: Record) -> str:
     head = ["entry", "seeds", *COLUMNS.values(), "seconds", "published, local", "published, global"]
     lines = []
     for (images, alpha), rows in sorted(tables.items()):
-        lines += [f"### {images}, α = {alpha:g}", "", _cells(head), _cells(["---"] * len(head)), *rows, ""]
+        lines += [f"### {images}, α = {alpha:g}", "", cells(head), cells(["---"] * len(head)), *rows, ""]
     lines += [f"- {name}: {MEASURES[key]}" for key, name in COLUMNS.items()]
     lines.append(f"- ± is the sample standard deviation over seeds; seconds: {SECONDS}")
     lines += [f"- published, {key.removeprefix('shared_')}: {PUBLISHED[key]}" for key in ("local", "shared_global")]
@@ -70,14 +70,10 @@ def markdown(results: Record) -> str:
 def _line(row: Record) -> str:
     figures = [_figure(row["mean"][key], row["standard_deviation"][key]) for key in COLUMNS]
     stated = [NONE if value is None else f"{value:.2f}" for value in row["published"].values()]
-    return _cells([row["entry"], str(len(row["seeds"])), *figures, f"{row['seconds']:.0f}", *stated])
+    return cells([row["entry"], str(len(row["seeds"])), *figures, f"{row['seconds']:.0f}", *stated])
 
 
 def _figure(mean: float | None, deviation: float | None) -> str:
     if mean is None:
         return NONE
     return f"{100 * mean:.1f}" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
-
-
-def _cells(texts: Iterable[str]) -> str:
-    return f"| {' | '.join(texts)} |"

@@ -31,9 +31,5 @@ def shared_global(images: str, alpha: float | None, entry: str) -> float | None:
 
 
 def _beside(id: str, images: str, alpha: float | None, entry: str) -> float | None:
-    found = table(id)
-    line = next((line for line in found.entries if line.label == entry), None)
-    if line is None or found.axes is None or alpha is None or alpha not in found.axes.levels:
-        return None
-    printed = found.beside(line, stands_for(images), SITES, alpha, 0)
-    return None if printed is None else value(printed)
+    found = None if alpha is None else table(id).printed(entry, stands_for(images), SITES, alpha)
+    return None if found is None else value(found[0])

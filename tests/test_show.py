@@ -170,6 +170,27 @@ def test_the_coordinators_work_is_a_line_for_each_method() -> None:
     assert lines(found) == []
 
 
+def test_what_privacy_was_spent_is_a_line_for_each_method() -> None:
+    found: dict[str, Any] = {
+        "methods": ["fedavg", "local"],
+        "headlines": [{"method": name, "key": "local_accuracy", "value": 0.5} for name in ("fedavg", "local")],
+        "ledger": {"totals": []},
+        "seconds": {},
+        "notes": [],
+        "data": {"local_protocol": "one", "global_protocol": "all"},
+        "privacy": [
+            {"method": "fedavg", "site": "a", "epsilon": 7.5, "delta": 1e-5},
+            {"method": "fedavg", "site": "b", "epsilon": 7.996, "delta": 1e-5},
+            {"method": "local", "site": "a", "epsilon": None, "delta": None},  # noised counts alone promise nothing
+        ],
+    }
+    screen = io.StringIO()
+    show.result(Console(file=screen, width=120), found, Path("x"))
+    assert [line for line in screen.getvalue().splitlines() if line.startswith("privacy")] == [
+        "privacy (fedavg): no site spent more than epsilon 8 at delta 1e-05, for one image"
+    ]
+
+
 def test_compared_features_are_a_line_for_each_method() -> None:
     found: dict[str, Any] = {
         "methods": ["fedmp", "local"],

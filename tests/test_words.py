@@ -274,8 +274,17 @@ def test_protection_by_noise_is_on_or_off() -> None:
     assert said(describe(study, method), "What protects it")[0] == (
         "No noise is added to what leaves (no differential privacy)."
     )
-    noisy = said(describe(study, method, privacy={"epsilon": 8.0, "delta": 1e-5}), "What protects it")
-    assert noisy[0].endswith("(differential privacy, delta = 1e-05, epsilon = 8; the smaller, the stronger).")
+
+    def noisy(**privacy: float) -> list[str]:
+        """As the study itself has it: whoever shows it cannot forget to say so."""
+        return said(describe(study_of("fedavg", privacy=privacy), method), "What protects it")
+
+    assert "(differential privacy, epsilon = 8, delta = 1e-05; the smaller, the stronger)." in noisy(epsilon=8.0)[0]
+    assert "of a strength that every message states" in noisy(noise=1.0)[0]
+    assert noisy(counts_epsilon=1.0)[0].startswith("Noise is added to numbers of images by class")
+    assert noisy(feature_clip=1.0)[0].startswith("Embeddings and class means are shortened before they leave.")
+    both = noisy(feature_clip=1.0, feature_noise=0.5)[0]
+    assert both.startswith("Embeddings and class means are shortened and noise is added to them before")
 
 
 def test_a_group_that_nobody_has_explained_is_shown_as_such() -> None:

@@ -80,7 +80,7 @@ def result(console: Console, found: dict[str, Any], path: Path, brief: bool = Fa
         if over_rounds:
             means = [(f"{heading}, all rounds", words) for heading, words in ROUND_COLUMNS.values()]
             _definitions(console, [*means, ("", "All in %, means over all measured rounds.")])
-        worked = [*_features(found), *_work(found)]
+        worked = [*_features(found), *_work(found), *_privacy(found)]
         if worked:
             console.print()
         for line in worked:
@@ -135,6 +135,18 @@ def _features(found: dict[str, Any]) -> Iterator[str]:
             yield (
                 f"features ({method}): a site's lie {mean:.2f} times their spread from all sites' (mean over sites); "
                 f"furthest {furthest['site']}, {furthest['relative']:.2f}"
+            )
+
+
+def _privacy(found: dict[str, Any]) -> Iterator[str]:
+    """What was spent of differential privacy, a line for each method that trained with noise."""
+    for method in found["methods"]:
+        spent = [e for e in found.get("privacy", []) if e["method"] == method and e["epsilon"] is not None]
+        if spent:
+            most = max(spent, key=lambda entry: entry["epsilon"])
+            yield (
+                f"privacy ({method}): no site spent more than epsilon {most['epsilon']:.3g} at delta "
+                f"{most['delta']:g}, for one image"
             )
 
 

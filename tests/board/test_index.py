@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,17 @@ def test_a_run_is_stopped_running_failed_or_finished(tmp_path: Path) -> None:
         assert [run.state for run in index.runs()] == ["running"]
     write_json(study.path / "result.json", compare_result())
     assert [run.state for run in index.runs()] == ["finished"]
+
+
+def test_a_glance_of_the_board_keeps_no_run_from_beginning(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    with (tmp_path / ".lock").open() as glance:
+        fcntl.flock(glance, fcntl.LOCK_SH)
+        ended = threading.Timer(0.1, fcntl.flock, (glance, fcntl.LOCK_UN))
+        ended.start()
+        with lock_directory(tmp_path):
+            assert not ended.is_alive()
+        ended.join()
 
 
 def test_a_record_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

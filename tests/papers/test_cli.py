@@ -82,6 +82,31 @@ def test_run_skips_what_is_done_and_table_prints_it(capsys: Captured) -> None:
     assert Path("table.tex").read_text().startswith("% FedBiCross, Table 1")
 
 
+def test_a_cell_that_was_stopped_goes_on_without_being_told_where(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = ["papers", "run", "fedkper-1", "--datasets", "phantoms:100", "--methods", "fedavg", "--seeds", "1"]
+    line += ["--set", "data.sites=2", "--set", "rounds=2", "--set", "participants=1.0", "--set", "train.epochs=1"]
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("wardround.papers.fedkper.FedKPer.figures", stop)
+        code, _, err = cli(capsys, *line, "--device", "cpu")
+    assert code == 130
+    assert "stopped; go on with: " in err
+    (run,) = Path("papers/unfinished").glob("*/*/result.json")
+    before = run.read_bytes()
+    found: list[bytes] = []
+    monkeypatch.setattr(
+        "wardround.papers.fedkper.FedKPer.prepare", lambda self, planned, path: found.append(run.read_bytes())
+    )
+    ok(capsys, *line, "--device", "cpu")
+    assert found == [before]
+    assert not run.exists()
+
+
 def test_lines_of_a_cell_share_the_site_models(capsys: Captured) -> None:
     blood(Path("data/bloodmnist.npz"))
     ok(capsys, "papers", "run", "fedbicross-1", "--datasets", "blood", *TINY, "--methods", "local,ensemble", "--quiet")

@@ -96,7 +96,13 @@ def test_each_definition_is_printed_once_where_methods_agree_and_by_method_where
 def test_notes_stand_before_the_results_and_long_lists_unfold() -> None:
     html = render(small(notes=[{"method": "fedavg", "text": f"note {i}"} for i in range(10)]))
     assert html.index("note 0") < html.index('<h2 id="results">')
-    assert "<summary>2 more</summary>" in html
+    assert "<summary>6 more</summary>" in html
+    notes = [{"method": m, "text": "the same"} for m in ("fedavg", "moon", "fedavg")] + [{"text": "of nobody"}]
+    html = render(small(notes=notes))
+    assert html.count("the same") == 1
+    assert "<li><b>fedavg, moon</b>: the same</li>" in html
+    assert "<li>of nobody</li>" in html
+    assert "<li><b>all methods</b>: the same</li>" in render(small(methods=["moon", "fedavg"], notes=notes))
     assert "Read this first" not in render(small())
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from report.example import compare_result, imaging_result, run_result
 from report.test_page import HOSTILE, Page, row, rows_of, small
-from wardround.audit.report import Attack, Audit, Figure, GroupAudit
+from wardround.audit.report import Attack, Audit, AuditRecord, Figure, GroupAudit, averaged
 from wardround.measure import wilson
 from wardround.report import render
 from wardround.report.rounds import lost_in
@@ -65,6 +65,21 @@ def test_pooled_images_are_not_said_to_have_stayed() -> None:
     html = render(small(methods=["centralised"], rows=[row(method="centralised", site="a", **LOCAL)]))
     assert "were shown to another" not in html
     assert "only centralised, which is there to compare with, took the images of all sites together" in html
+    rows = [row(method=m, site="a", value=v, **LOCAL) for m, v in (("centralised", 0.9), ("moon", 0.7), ("local", 0.6))]
+    html = render(small(methods=["centralised", "moon", "local"], rows=rows))
+    assert (
+        "With moon, the model that a site would use is right on 70 of 100 images like its own; a site that trains "
+        "alone is right on 60 of 100 like its own; with all images in one place (centralised) it would be 90." in html
+    )
+
+
+def test_a_model_that_says_the_same_of_every_image_is_told_at_once() -> None:
+    rows = [row(method="fedavg", site=site, value=0.9, **LOCAL) for site in "ab"]
+    said = "Beware: at 1 site its model gives every image the same answer, whatever it shows."
+    constant, fair = answer(confusion=[[10, 0], [20, 0]]), answer(site="b")
+    data = {"classes": ["ash", "birch"]}
+    assert said in render(small(methods=["fedavg"], rows=rows, answers=[constant, fair], data=data))
+    assert "Beware" not in render(small(methods=["fedavg"], rows=rows, answers=[fair], data=data))
 
 
 def test_one_method_is_shown_on_both_tests_and_nothing_measured_says_nothing() -> None:
@@ -105,6 +120,19 @@ def test_own_tests_of_the_sites_are_pooled_and_the_shared_model_stands_in() -> N
     html = answered(answer(split="local"), answer(split="local", site="b"), answer(model="shared", site=""))
     assert rows_of(html, "Sensitivity by class, fedavg, the sites&#39; own tests")[1][-1] == "20"
     assert rows_of(html, "Answers counted: fedavg, shared model")[2] == ["birch", "5", "15"]
+
+
+def test_a_site_with_few_images_of_a_class_widens_the_interval_of_its_mean() -> None:
+    few, many = answer(split="local", confusion=[[1, 0], [0, 9]]), answer(split="local", confusion=[[50, 49], [0, 9]])
+    found = rows_of(answered(few, {**many, "site": "b"}), "Sensitivity by class, fedavg, the sites&#39; own tests")
+    low, high = wilson((1 + 50 / 99) / 2, 4 / (1 / 1 + 1 / 99))  # worth four images, not a hundred
+    assert found[1] == ["ash", "75.3%", f"{100 * low:.1f}%", f"{100 * high:.1f}%", "100"]
+    assert found[2][1:] == [
+        "100.0%",
+        f"{100 * wilson(1.0, 18)[0]:.1f}%",
+        "100.0%",
+        "18",
+    ]  # sites of one size: all count
 
 
 def test_a_class_without_test_images_has_no_sensitivity() -> None:
@@ -200,23 +228,40 @@ def test_features_in_the_plane_by_site_and_by_class(tmp_path: Path) -> None:
 # The audit ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_audit_beside_the_result_is_shown(tmp_path: Path) -> None:
+def audited(folder: Path, *sites: str) -> None:
     figures = (Figure("AUC", 0.625, "chance that a member outranks another", 40), Figure("TPR", None, "at 1 %", 3))
-    attack = Attack("membership", "guesses who was trained on", 0, figures, ("site-1 image 3 <stands out>",))
-    audit = Audit("blood", "fedavg", "site-1", 0, 40, (GroupAudit("parameters", (attack,)),))
-    (tmp_path / "audit.json").write_text(audit.to_json(), encoding="utf-8")
+    attack = Attack("membership", "guesses who was trained on", 0, figures, ("image 3 <stands out>",))
+    audits = [Audit("blood", "fedavg", site, 0, 40, (GroupAudit("parameters", (attack,)),)) for site in sites]
+    record = AuditRecord(1, "0.1", "run", {}, tuple(audits), averaged(audits), {}, {})
+    (folder / "audit").mkdir()
+    (folder / "audit" / "audit.json").write_text(record.to_json(), encoding="utf-8")
+
+
+def test_the_commands_audit_of_one_site_is_shown(tmp_path: Path) -> None:
+    audited(tmp_path, "site-1")
     html = render(run_result(), tmp_path)
     assert rows_of(html, "Attacks on parameters")[1:] == [
         ["membership: AUC", "0.625", "40", "chance that a member outranks another"],
         ["membership: TPR", "–", "3", "at 1 %"],
     ]
-    assert "membership: site-1 image 3 &lt;stands out&gt;" in html
+    assert "site-1, membership: image 3 &lt;stands out&gt;" in html
     Page(html)
+
+
+def test_an_audit_of_several_sites_is_shown_as_its_means_and_every_finding(tmp_path: Path) -> None:
+    audited(tmp_path, "site-1", "site-2")
+    html = render(run_result(), tmp_path)
+    (first, _) = rows_of(html, "Attacks on parameters")[1:]
+    assert first[:3] == ["membership: AUC", "0.625", "80"]
+    assert "mean over 2 of 2 sites" in first[3]
+    assert "site-2, membership: image 3 &lt;stands out&gt;" in html
+    assert "site-1, site-2 sent was attacked with 80 training images; figures are means" in html
 
 
 def test_without_an_audit_the_page_says_so_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     assert "No attack on what leaves the sites was run." in render(run_result(), tmp_path)
-    (tmp_path / "audit.json").write_text("{}")
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "audit.json").write_text("{}")
     assert "audit.json cannot be shown: no record of an audit" in render(run_result(), tmp_path)
 
 

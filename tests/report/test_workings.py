@@ -180,7 +180,7 @@ def test_clusters_silhouettes_and_weights(tmp_path: Path) -> None:
         ["Cluster 1", "0.700", "0.300"],
         ["Cluster 2", "0.300", "0.700"],
     ]
-    drawing = html.split('aria-labelledby="weights-0-t')[1].split("</svg>")[0]
+    drawing = html.split('aria-labelledby="weights-0-')[1].split("</svg>")[0]
     assert re.findall(r'class="heat (h\d+)"', drawing) == ["h7", "h3", "h3", "h7"]
 
 

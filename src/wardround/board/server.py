@@ -25,8 +25,10 @@ from wardround.board.index import REPORT, Index, Run
 from wardround.board.live import Watch
 from wardround.errors import BadInput
 from wardround.record.plain import read
+from wardround.report.page import style_sheet
 
-STATIC = {"board.css": "text/css; charset=utf-8", "board.js": "text/javascript; charset=utf-8"}
+STYLE = "board.css"
+STATIC = {STYLE: "text/css; charset=utf-8", "board.js": "text/javascript; charset=utf-8"}
 HTML, JSON = "text/html; charset=utf-8", "application/json"
 MOST = 26  # methods to tell apart in one picture
 CLOSED = "default-src 'none'; base-uri 'none'; frame-ancestors 'none'"
@@ -198,7 +200,8 @@ def is_loopback(host: str) -> bool:
 
 @cache
 def _static(name: str) -> bytes:
-    return (Path(__file__).parent / "static" / name).read_bytes()
+    own = (Path(__file__).parent / "static" / name).read_bytes()
+    return b"".join([*(style_sheet(part).encode() for part in ("palette", "chart")), own] if name == STYLE else [own])
 
 
 def _name(quoted: str) -> str:

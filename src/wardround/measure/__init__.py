@@ -1,7 +1,15 @@
 """Measures over predictions: what one predictor scores on one test, and what a study prints from many such scores."""
 
 from wardround.measure.accuracy import Tally, macro_auc, tally
-from wardround.measure.answers import BINS, Answers, Bin, calibration_error, count_answers, wilson
+from wardround.measure.answers import (
+    BINS,
+    Answers,
+    Bin,
+    calibration_error,
+    count_answers,
+    effective_trials,
+    wilson,
+)
 from wardround.measure.forgetting import backward_transfer, consistency, recoveries, settled_after
 from wardround.measure.manifold import Reach, reaches
 from wardround.measure.projection import neighbourhoods, principal_components, project
@@ -23,6 +31,7 @@ __all__ = [
     "consistency",
     "count_answers",
     "course",
+    "effective_trials",
     "headlines",
     "last_and_best",
     "macro_auc",

@@ -61,7 +61,7 @@ def calibration_error(bins: Sequence[Bin]) -> float | None:
     return math.fsum(gaps) / images if images else None
 
 
-def wilson(share: float, n: int) -> tuple[float, float]:
+def wilson(share: float, n: float) -> tuple[float, float]:
     """Wilson's 95 % interval of a share of n independent trials (JASA 1927); it stays within 0 to 1."""
     if n < 1:
         raise ValueError("an interval needs at least one trial")
@@ -69,3 +69,12 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     centre = (share + square / (2 * n)) / (1 + square / n)
     half = NORMAL_95 / (1 + square / n) * math.sqrt(share * (1 - share) / n + square / (4 * n**2))
     return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def effective_trials(trials: Sequence[int]) -> float:
+    """How many trials of one kind the mean of several groups' shares is worth: k² / Σ 1/n over the k groups.
+
+    A group of few weighs as much in that mean as one of many, so it is worth less than all trials together, unless the
+    groups are of one size: the variance of the mean is p (1 - p) / k² · Σ 1/n where all groups have the same p.
+    """
+    return len(trials) ** 2 / math.fsum(1 / n for n in trials)

@@ -12,7 +12,7 @@ from wardround.errors import BadInput
 from wardround.settings import Settings, validate
 from wardround.tensorfile import canonical
 
-OF_AN_ENTRY = ("name", "method", "seed", "device", "workers", "set")
+OF_AN_ENTRY = ("name", "method", "seed", "device", "workers", "set", "data.source", "data.folder")
 # The settings of a study when results were first kept. One that is not among them came later.
 FIRST = {
     "": "name method seed rounds participants init evaluate_every evaluate_trained evaluate_features device workers "
@@ -63,7 +63,14 @@ def at(line: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
     return all(line[key] == value for key, value in place.items())
 
 
-def study_record(settings: Settings, but: Sequence[str]) -> dict[str, Any]:
+def named(where: Cell, settings: Settings, record: dict[str, Any], study: Mapping[str, Any], images: str) -> Plan:
+    """A plan named by everything that its figures depend on; `images` is what the images are known by."""
+    recipe = record_hash(record)
+    depends = {"study": study, "recipe": recipe, "images": images, **where.place}
+    return Plan(where, record["entry"], settings, record, recipe, record_hash(depends))
+
+
+def study_record(settings: Settings, but: Sequence[str] = ()) -> dict[str, Any]:
     """A study's settings in full, but for what an entry or the machine decides and the keys `but`.
 
     A setting that came later than the first results is left out at its default, so that those still count.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from wardround.settings import parse_assignment, put
 from wardround.show import printable
 
 papers_app = typer.Typer(rich_markup_mode=None)
+UNFINISHED = "unfinished"  # cells that were stopped lie here, beside the results, and go on from here
+WIDE = 160  # characters of a line where no terminal says how many it has
 Id = Annotated[str, typer.Argument(metavar="ID", hidden=True)]
 ResultFiles = Annotated[
     list[Path] | None,
@@ -36,8 +39,8 @@ Seeds = Annotated[str | None, typer.Option(help="how many seeds, such as 3; or 0
 Jobs = Annotated[int, typer.Option(help="so many cells at once, each in a process of its own; they share all GPUs")]
 Ray = Annotated[str | None, typer.Option(help="a Ray cluster's address, or `local`; --jobs cells at once on it")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="a study's setting that is not the paper's")]
-Preset = Annotated[str, typer.Option(help="one-shot tables: the methods' settings", show_default="paper")]
-Work = Annotated[Path | None, typer.Option("--work", help="folder of unfinished runs, to go on after a stop")]
+Preset = Annotated[str | None, typer.Option(help="one-shot tables: other settings of sites and methods")]
+Work = Annotated[Path | None, typer.Option("--work", help="folder of unfinished cells (default: one in --results)")]
 Out = Annotated[Path, typer.Option("--results", help="file, or folder of files, that results go to")]
 Form = Annotated[str, typer.Option("--format", help="text, markdown, latex or csv")]
 Everything = Annotated[bool, typer.Option("--all", help="also parts that nothing was measured of")]
@@ -92,7 +95,7 @@ def run_command(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
     jobs: Jobs = 1,
     ray: Ray = None,
-    preset: Preset = "paper",
+    preset: Preset = None,
     set_: Sets = None,
     work: Work = None,
     seconds: Annotated[float | None, typer.Option(help="start no cell that would not end within so many")] = None,
@@ -110,7 +113,6 @@ def run_command(
         put(flags, *parse_assignment(text))
 
     from wardround.papers.experiment import Choice, open_results, parts
-    from wardround.papers.families import RUNS
     from wardround.papers.library import table
     from wardround.papers.work import Means
 
@@ -126,7 +128,8 @@ def run_command(
         raise BadInput("these cells have different settings and need a file each; give a folder with --results")
     total = sum(len(part.plans) for part in found)
     done = sum(results.has(planned) for part, results in opened for planned in part.plans)
-    means = Means(device, work, seconds, jobs, ray=ray)
+    folder = work or (out.parent if out.suffix == ".json" else out) / UNFINISHED
+    means = Means(device, folder, seconds, jobs, ray=ray)
     failures = left = 0
     with _watched(quiet, total, done) as say:
         for line in missing:
@@ -134,7 +137,7 @@ def run_command(
         say(f"{done} of {total} cells are done")
         for part, results in opened:
             try:
-                rest, failed = means.finish(RUNS[str(asked.family)], results, part.plans, say)
+                rest, failed = means.finish(part.runs, results, part.plans, say)
             except KeyboardInterrupt:
                 say(f"stopped; go on with: {_again()}")
                 raise
@@ -167,7 +170,8 @@ def table_command(
         raise BadInput(f"--format {form!r} is unknown; use {', '.join(get_args(Format))}")
     asked = table(id)
     found = Comparison(asked, _stored(results).get(asked.family, ()))
-    text = render(found, form, data or _data_folder(), everything)  # type: ignore[arg-type]
+    width = shutil.get_terminal_size((WIDE, 0)).columns if out is None else None
+    text = render(found, form, data or _data_folder(), everything, width)  # type: ignore[arg-type]
     if out is None:
         _echo(text)
     else:
@@ -188,10 +192,11 @@ def mount(app: typer.Typer) -> None:
 
 def _stored(given: list[Path] | None) -> dict[Any, tuple[Any, ...]]:
     """Everything that is finished, by family."""
-    from wardround.papers.stored import BENCHMARKS, read_finished, result_files
+    from wardround.papers.families import RUNS
+    from wardround.papers.stored import read_finished, result_files
 
     files = result_files(given or ())
-    return {family: tuple(read_finished(files, family)) for family in BENCHMARKS}
+    return {family: tuple(read_finished(files, family)) for family in RUNS}
 
 
 def _data_folder() -> Path:

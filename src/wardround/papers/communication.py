@@ -38,11 +38,6 @@ class Cost:
     counted: float  # gigabytes, the paper's way
     declared: float  # gigabytes of everything that we declare, statistics, counters and labels included
 
-    @property
-    def is_met(self) -> bool:
-        """Whether the arithmetic prints what the paper prints."""
-        return f"{self.counted:.2f}" == self.printed
-
 
 def costs(table: Table) -> list[Cost]:
     """Every line that has a published row, over the rounds that the paper says it took."""

@@ -47,7 +47,6 @@ class Row:
 
     line: Line
     figures: tuple[Figure, ...]
-    seeds: int  # the largest number of seeds of a figure
 
 
 @dataclass(frozen=True)
@@ -106,16 +105,14 @@ class Comparison:
         rows: list[Row] = []
         used: list[Finished] = []
         for line in self.table.entries:
-            figures, most = [], 0
+            figures = []
             for level in self.table.axes.levels:
                 seeds = self._seeds(line, dataset, sites, level)
                 used += seeds
                 for number, column in enumerate(self.table.columns):
                     printed = self.table.beside(line, dataset, heading, level, number)
-                    ours = _values(column, dataset, seeds)
-                    figures.append(Figure(column, level, ours, printed))
-                    most = max(most, len(ours))
-            rows.append(Row(line, tuple(figures), most))
+                    figures.append(Figure(column, level, _values(column, dataset, seeds), printed))
+            rows.append(Row(line, tuple(figures)))
         rows += self._published_alone(dataset, heading)
         images = tuple(dict.fromkeys(found.entry["set"] for found in used))
         return Block(dataset, sites, images, tuple(rows), tuple(used))
@@ -132,7 +129,7 @@ class Comparison:
                 for level in self.table.axes.levels
                 for number, column in enumerate(self.table.columns)
             ]
-            rows.append(Row(Line(label=row, method=""), tuple(figures), 0))
+            rows.append(Row(Line(label=row, method=""), tuple(figures)))
         return rows
 
     def _seeds(self, line: Line, dataset: str, sites: int, level: Level) -> Seeds:

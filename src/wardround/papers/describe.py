@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from wardround.papers import fedkper, fedmp, one_shot
 from wardround.papers.datasets import DATASETS
+from wardround.papers.families import RUNS
 from wardround.papers.paper_setting import study_tree
 from wardround.papers.schema import Line, Table
-
-MEASURES = {"one-shot": one_shot.MEASURES, "fedkper": fedkper.MEASURES, "fedmp": fedmp.MEASURES}
 
 
 def describe(table: Table) -> str:
@@ -20,11 +18,11 @@ def describe(table: Table) -> str:
     parts = [
         f"{table.title}\n{table.citation}",
         _section("What it measures", [table.measures, *_columns(table), *filter(None, [table.prints, table.see])]),
-        _section("The paper's protocol", table.protocol),
+        _section(f"The {table.whose}'s protocol", table.protocol),
         _section("Axes", list(_axes(table)) if axes.datasets else []),
         _section("Settings of its cells", _settings(table) if table.family else []),
-        _section("Lines", [_line(line) for line in table.entries]),
-        _section("Ours is not the paper's setting in", table.deviations),
+        _section("Lines", [_line(line, table.is_of_a_paper) for line in table.entries]),
+        _section(f"Ours is not the {table.whose}'s setting in", table.deviations),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -34,7 +32,7 @@ def _section(title: str, lines: Any) -> str:
 
 
 def _columns(table: Table) -> Iterator[str]:
-    words = MEASURES[table.family] if table.family else {}
+    words = RUNS[table.family].measures if table.family else {}
     for column in table.columns:
         if column.measure:
             yield f"{column.name}, ours: {words.get(column.measure, column.measure)}"
@@ -72,8 +70,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
     return lines
 
 
-def _line(line: Line) -> str:
+def _line(line: Line, of_a_paper: bool) -> str:
     own = _flat({**line.study, **line.settings})
-    beside = f"beside {', '.join(line.rows)}" if line.rows else "not in the paper"
+    beside = f"; beside {', '.join(line.rows)}" if line.rows else "; not in the paper" if of_a_paper else ""
     settings = f" ({', '.join(own)})" if own else ""
-    return f"{line.label}: {line.method}{settings}; {beside}"
+    return f"{line.label}: {line.method}{settings}{beside}"

@@ -15,13 +15,11 @@ from wardround.learn.device import find_device
 from wardround.papers import fedkper, fedmp, one_shot, paper_setting
 from wardround.papers.cells import Plan, images_hash
 from wardround.papers.datasets import DATASETS, stands_for
+from wardround.papers.families import RUNS
 from wardround.papers.results import Results, read_results
-from wardround.papers.schema import Level, Line, Table
-from wardround.papers.stored import BENCHMARKS
+from wardround.papers.runs import Runs
+from wardround.papers.schema import PAPER, Level, Line, Table
 from wardround.papers.summaries import averaged, grouped
-
-SAME = {"one-shot": one_shot.SAME, "fedkper": fedkper.SAME, "fedmp": fedmp.SAME}
-MEASURES = {"one-shot": one_shot.MEASURES, "fedkper": fedkper.MEASURES, "fedmp": fedmp.MEASURES}
 
 
 @dataclass(frozen=True)
@@ -34,13 +32,14 @@ class Choice:
     methods: Sequence[str] = ()
     seeds: Sequence[int] = ()
     flags: Mapping[str, Any] = field(default_factory=dict)  # over the paper's setting
-    preset: str | None = paper_setting.PRESET
+    preset: str | None = None  # over the table's
 
 
 @dataclass
 class Part:
     """Plans whose results share a file, headed by the settings that they have in common."""
 
+    runs: type[Runs]
     head: dict[str, Any]
     plans: list[Plan]
 
@@ -49,9 +48,10 @@ def parts(table: Table, choice: Choice, data: Path, device: str) -> tuple[list[P
     """Every cell that is asked for, a whole grid of one seed before the next; and what cannot be run, with reasons."""
     if table.family is None or not table.entries:
         raise BadInput(f"nothing is run for {table.id}; {table.see or 'see `wardround papers show`'}")
-    lines = _lines(table, choice.methods)
+    runs, lines = RUNS[table.family], _lines(table, choice.methods)
     levels = _among(choice.levels, table.axes.levels, "--alphas", table)
-    precision = "bf16" if find_device(device).is_cuda and choice.preset != paper_setting.PRESET else "fp32"
+    preset = choice.preset or table.preset
+    precision = "bf16" if find_device(device).is_cuda and preset != PAPER else "fp32"
     found: dict[str, Part] = {}
     sources, missing = _sources(table, choice.datasets, data)
     hashes = {source: images_hash(source) for source in sources.values()}
@@ -59,9 +59,9 @@ def parts(table: Table, choice: Choice, data: Path, device: str) -> tuple[list[P
     for seed, (dataset, source), level in itertools.product(seeds, sources.items(), levels):
         for sites in _sites(table, stands_for(dataset), choice.sites):
             flags = {**choice.flags, "device": device}
-            tree = paper_setting.study_tree(table, source, dataset, sites, level, flags, choice.preset, precision)
-            head = _head(table, source, dataset, tree, choice.preset)
-            part = found.setdefault(str([head[key] for key in SAME[table.family]]), Part(head, []))
+            tree = paper_setting.study_tree(table, source, dataset, sites, level, flags, preset, precision)
+            head = _head(table, source, dataset, tree, preset)
+            part = found.setdefault(str([head[key] for key in runs.same]), Part(runs, head, []))
             where = paper_setting.cell(table, source, dataset, level, seed)
             part.plans += [paper_setting.plan(table, tree, line, where, hashes[source]) for line in lines]
     if not found:
@@ -71,16 +71,15 @@ def parts(table: Table, choice: Choice, data: Path, device: str) -> tuple[list[P
 
 def open_results(part: Part, place: Path) -> Results:
     """The file at `place`; or, where that is a folder, the one in it of these settings, else a new one."""
-    family = next(family for family, name in BENCHMARKS.items() if name == part.head["benchmark"])
-    path = place if place.suffix == ".json" else _file_in(place, part.head, SAME[family])
-    keys = ("set", "alpha") if family == "one-shot" else ("set",)
-    measures = MEASURES[family]
+    runs = part.runs
+    path = place if place.suffix == ".json" else _file_in(place, part.head, runs.same)
+    keys = ("set", "alpha") if runs.family == "one-shot" else ("set",)
 
     def summarise(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         groups = grouped(entries, *keys)
-        return [{**{key: g[0][key] for key in (*keys, "entry")}, **averaged(g, measures, 6)} for g in groups]
+        return [{**{key: g[0][key] for key in (*keys, "entry")}, **averaged(g, runs.measures, 6)} for g in groups]
 
-    return Results(path, part.head, SAME[family], summarise)
+    return Results(path, part.head, runs.same, summarise)
 
 
 def _file_in(folder: Path, head: Mapping[str, Any], same: Sequence[str]) -> Path:
@@ -95,14 +94,14 @@ def _file_in(folder: Path, head: Mapping[str, Any], same: Sequence[str]) -> Path
     raise AssertionError("numbers do not end")
 
 
-def _head(table: Table, source: Path, dataset: str, tree: dict[str, Any], preset: str | None) -> dict[str, Any]:
+def _head(table: Table, source: Path, dataset: str, tree: dict[str, Any], preset: str) -> dict[str, Any]:
     """What begins the file of a cell's results."""
     study = paper_setting.header(table, tree)
     if table.family == "fedkper":
         return fedkper.head(source.stem, study)
     if table.family == "fedmp":
         return fedmp.head({paper_setting.kind_of(dataset): study})
-    return one_shot.head(preset and Path(preset).name, study)
+    return one_shot.head(Path(preset).name, study)
 
 
 # What is asked for ----------------------------------------------------------------------------------------------------

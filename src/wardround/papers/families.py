@@ -6,5 +6,6 @@ from wardround.papers.fedkper import FedKPer
 from wardround.papers.fedmp import FedMP
 from wardround.papers.one_shot import OneShot
 from wardround.papers.runs import Runs
+from wardround.papers.schema import Family
 
-RUNS: dict[str, type[Runs]] = {kind.family: kind for kind in (OneShot, FedKPer, FedMP)}
+RUNS: dict[Family, type[Runs]] = {"one-shot": OneShot, "fedkper": FedKPer, "fedmp": FedMP}

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from wardround.methods.registry import find, make
-from wardround.papers.cells import Cell, Plan, images_source, record_hash, study_record
+from wardround.papers.cells import Cell, Plan, images_source, named, study_record
 from wardround.papers.library import table
-from wardround.papers.runs import Runs
+from wardround.papers.runs import SECONDS, Runs, headlines, short
 from wardround.papers.schema import Line
 from wardround.settings import overlay, validate
 
@@ -74,7 +74,6 @@ SERIES = {
     "seconds": "of work from the beginning to the round's end, without measuring",
     "bytes": "from the beginning to the round's end",
 }
-SECONDS = "of the run, measuring included, without the time it lay stopped; `jobs` entries shared the machine"
 
 
 def sites_of(images: str) -> int | None:
@@ -105,14 +104,12 @@ def plan(tree: Mapping[str, Any], entry: Line, where: Cell, images: str) -> Plan
         "method": find(entry.method).name,
         "settings": make(entry.method, own).settings.model_dump(mode="json"),
     }
-    recipe = record_hash(record)
-    depends = {"study": header(tree), "recipe": recipe, "images": images, **where.place}
-    return Plan(where, entry.label, settings, record, recipe, record_hash(depends))
+    return named(where, settings, record, header(tree), images)
 
 
 def header(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The study's settings in full, but for what an entry, a seed or the machine decides."""
-    return study_record(validate(tree), ("data.source", "data.folder"))
+    return study_record(validate(tree))
 
 
 def head(images: str, study: dict[str, Any]) -> dict[str, Any]:
@@ -125,13 +122,10 @@ class FedKPer(Runs):
     """Entries with their figures over rounds, and the rounds themselves."""
 
     family = "fedkper"
+    benchmark, same, measures = NAME, SAME, MEASURES
 
     def figures(self, planned: Plan, run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         """Every measure, and a list by round of every series."""
-        values = {headline["key"]: headline["value"] for headline in result["headlines"]}
-        rounds = {key: [_short(point[key]) for point in result["rounds"]] for key in SERIES}
-        return {"figures": {key: _short(values.get(key)) for key in MEASURES}, "rounds": rounds}
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 5)
+        values = headlines(result)
+        rounds = {key: [short(point[key]) for point in result["rounds"]] for key in SERIES}
+        return {"figures": {key: short(values.get(key)) for key in MEASURES}, "rounds": rounds}

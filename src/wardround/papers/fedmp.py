@@ -15,8 +15,8 @@ from wardround import tensorfile
 from wardround.learn.predictor import Predictor
 from wardround.learn.stages import stage_name, stage_width
 from wardround.methods.registry import find, make
-from wardround.papers.cells import Cell, Plan, images_source, is_drawn, record_hash, study_record
-from wardround.papers.runs import Runs
+from wardround.papers.cells import Cell, Plan, images_source, is_drawn, named, study_record
+from wardround.papers.runs import SECONDS, Runs, headlines, short
 from wardround.papers.schema import Line
 from wardround.settings import overlay, validate
 
@@ -79,7 +79,6 @@ SERIES = {
     "seconds": "of work from the beginning to the round's end, without measuring",
     "bytes": "from the beginning to the round's end",
 }
-SECONDS = "of the run, measuring included, without the time it lay stopped; `jobs` entries shared the machine"
 
 
 def cell(source: Path, kind: Kind, seed: int) -> Cell:
@@ -111,14 +110,12 @@ def plan(tree: Mapping[str, Any], entry: Line, where: Cell, images: str) -> Plan
         "method": find(entry.method).name,
         "settings": make(entry.method, own).settings.model_dump(mode="json"),
     }
-    recipe = record_hash(record)
-    depends = {"study": header(tree), "recipe": recipe, "images": images, **where.place}
-    return Plan(where, entry.label, settings, record, recipe, record_hash(depends))
+    return named(where, settings, record, header(tree), images)
 
 
 def header(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The study's settings in full, but for what an entry, a cell or the machine decides."""
-    return study_record(validate(tree), ("data.source", "data.folder"))
+    return study_record(validate(tree))
 
 
 def head(studies: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,11 +127,12 @@ class FedMP(Runs):
     """Entries with their figures, and the rounds themselves."""
 
     family = "fedmp"
+    benchmark, same, measures = NAME, SAME, MEASURES
 
     def figures(self, planned: Plan, run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         """Every measure, and a list by round of every series."""
-        values = {headline["key"]: headline["value"] for headline in result["headlines"]}
-        rounds = {key: [_short(point[key]) for point in result["rounds"]] for key in SERIES}
+        values = headlines(result)
+        rounds = {key: [short(point[key]) for point in result["rounds"]] for key in SERIES}
         converged = values.get("rounds_to_convergence")
         reaches = [row["relative"] for row in result["features"] if row["relative"] is not None]
         values |= {
@@ -143,7 +141,7 @@ class FedMP(Runs):
             "feature_distance": sum(reaches) / len(reaches) if reaches else None,
             "embedding_width": _embedding_width(run, planned.record["settings"]),
         }
-        return {"figures": {key: _short(values.get(key)) for key in MEASURES}, "rounds": rounds}
+        return {"figures": {key: short(values.get(key)) for key in MEASURES}, "rounds": rounds}
 
 
 def _embedding_width(run: Path, settings: Mapping[str, Any]) -> int | None:
@@ -153,7 +151,3 @@ def _embedding_width(run: Path, settings: Mapping[str, Any]) -> int | None:
         return None
     spec = Predictor.from_parts(*tensorfile.from_bytes(shared.read_bytes())).members[0].spec
     return stage_width(spec, stage_name(spec, settings["stage"]))
-
-
-def _short(value: float | None) -> float | None:
-    return round(value, 5) if isinstance(value, float) else value

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from wardround.methods.registry import find, make, own_settings
-from wardround.papers.cells import Cell, Plan, images_source, record_hash, study_record
+from wardround.papers.cells import Cell, Plan, images_source, named, study_record
 from wardround.papers.results import Results
-from wardround.papers.runs import Runs, expected_seconds
+from wardround.papers.runs import Runs, expected_seconds, headlines
 from wardround.papers.schema import Level, Line
 from wardround.record.rundir import Log
 from wardround.settings import overlay, read_preset, validate
@@ -100,15 +100,13 @@ def plan(tree: Mapping[str, Any], entry: Line, where: Cell, images: str) -> Plan
         "study": dict(entry.study),
         "settings": make(entry.method, own).settings.model_dump(mode="json"),
     }
-    recipe = record_hash(record)
-    depends = {"study": header(tree), "recipe": recipe, "images": images, **where.place}
-    return Plan(where, entry.label, settings, record, recipe, record_hash(depends))
+    return named(where, settings, record, header(tree), images)
 
 
 def header(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The study's settings in full, but for what a cell, an entry or the machine decides."""
     settings = validate({key: value for key, value in tree.items() if key != "set"})
-    return study_record(settings, ("data.source", "data.folder", "data.alpha", "data.partition_seed"))
+    return study_record(settings, ("data.alpha", "data.partition_seed"))
 
 
 def head(preset: str | None, study: dict[str, Any]) -> dict[str, Any]:
@@ -128,11 +126,12 @@ class OneShot(Runs):
     """One-shot entries: those of a cell share the models that its sites trained."""
 
     family = "one-shot"
+    benchmark, same, measures = NAME, SAME, MEASURES
 
     def figures(self, planned: Plan, run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         """Accuracies, and how the work was spent."""
         reused = [row["reused"] for row in Log(run / "events.jsonl").rows() if row["kind"] == "fit"]
-        values = {headline["key"]: headline["value"] for headline in result["headlines"]}
+        values = headlines(result)
         return {
             "figures": {key: None if values[key] is None else round(values[key], 6) for key in MEASURES},
             "fits": {"trained": reused.count(False), "reused": reused.count(True)},

@@ -12,7 +12,6 @@ from wardround.papers.datasets import DATASETS
 from wardround.papers.schema import Level, Line, Table
 from wardround.settings import overlay
 
-PRESET = "paper"  # of the one-shot methods
 Tree = dict[str, Any]
 
 
@@ -29,7 +28,7 @@ def study_tree(
     sites: int,
     level: Level,
     flags: Mapping[str, Any],
-    preset: str | None = PRESET,
+    preset: str | None = None,
     precision: str = "fp32",
 ) -> Tree:
     """The study of a cell: the family's protocol, the table's own, the data set's, and flags over all of them."""
@@ -47,7 +46,7 @@ def study_tree(
     partition: Tree = {"sites": sites, "partition": "dirichlet" if isinstance(level, float) else level}
     if known is not None and known.places:
         partition = {"sites": 0, "partition": "natural"}
-    return one_shot.study_tree(preset, overlay(overlay(own, {"data": partition}), flags), precision)
+    return one_shot.study_tree(preset or table.preset, overlay(overlay(own, {"data": partition}), flags), precision)
 
 
 def cell(table: Table, source: Path, dataset: str, level: Level, seed: int) -> Cell:
@@ -78,7 +77,7 @@ def study_deviations(table: Table, dataset: str, sites: int, level: Level, study
         held = table.axes.datasets[0]
         sites = table.site_counts(held)[0][1]
     paper = header(table, study_tree(table, Path(f"{held}.npz"), held, sites, level, {}))
-    return sorted(_differences(paper, study))
+    return sorted(_differences(table.whose, paper, study))
 
 
 def method_deviations(table: Table, line: Line, record: Mapping[str, Any]) -> list[str]:
@@ -87,16 +86,16 @@ def method_deviations(table: Table, line: Line, record: Mapping[str, Any]) -> li
     source = Path(f"{dataset}.npz")
     tree = study_tree(table, source, dataset, table.site_counts(dataset)[0][1], level, {})
     paper = plan(table, tree, line, cell(table, source, dataset, level, 0), "").record
-    return sorted(_differences(paper["settings"], record["settings"]))
+    return sorted(_differences(table.whose, paper["settings"], record["settings"]))
 
 
-def _differences(paper: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _differences(whose: str, paper: Mapping[str, Any], ours: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Keys that both have with other values; one that only one of them has is of another version."""
     for key in paper.keys() & ours.keys():
         if isinstance(paper[key], dict) and isinstance(ours[key], dict):
-            yield from _differences(paper[key], ours[key], f"{prefix}{key}.")
+            yield from _differences(whose, paper[key], ours[key], f"{prefix}{key}.")
         elif paper[key] != ours[key]:
-            yield f"{prefix}{key} = {_shown(ours[key])} (paper: {_shown(paper[key])})"
+            yield f"{prefix}{key} = {_shown(ours[key])} ({whose}: {_shown(paper[key])})"
 
 
 def _shown(value: Any) -> str:

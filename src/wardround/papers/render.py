@@ -5,18 +5,22 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from wardround.data.sources import PHANTOMS
 from wardround.papers.cells import images_hash
 from wardround.papers.communication import costs
 from wardround.papers.comparison import Block, Comparison, Figure
 from wardround.papers.datasets import DATASETS, is_official
 from wardround.papers.schema import Level
 from wardround.papers.stored import Finished
+from wardround.papers.summaries import cells
 
 Format = Literal["text", "markdown", "latex", "csv"]
 NONE = "–"
+STUB = ("line", "", "seeds")  # headings before the figures'
 Lines = list[list[str]]
 SPECIAL = {char: f"\\{char}" for char in "&%$#_{}"}
 SPECIAL |= {"–": "--", "±": r"$\pm$", "α": r"$\alpha$", "λ": r"$\lambda$", "\\": r"\textbackslash{}"}
@@ -28,14 +32,18 @@ COST_WORDS = (
 )
 
 
-def render(found: Comparison, form: Format, data: Path, everything: bool = False) -> str:
-    """The whole table. `data` is where missing images are looked for; `everything` shows what was not measured, too."""
+def render(found: Comparison, form: Format, data: Path, everything: bool = False, width: int | None = None) -> str:
+    """The whole table. `data` is where missing images are looked for; `everything` shows what was not measured, too.
+
+    Text that would be wider than `width` characters comes in parts, one for each level at least.
+    """
     if form == "csv":
         return _csv(found)
     shown = [block for block in found.blocks if everything or block.has_ours] or found.blocks
     parts = [_title(found, form)]
     for block in shown:
-        parts.append(_table(_heading(found, block), _head(found), _rows(found, block), form))
+        for sheet in _sheets(found, block, width if form == "text" else None):
+            parts.append(_table(_heading(found, block) + sheet.of, sheet.head, sheet.lines, form))
     if found.table.id == "fedmp-4":
         parts.append(_table("communication by arithmetic", COSTS, _cost_lines(found), form))
     notes = _notes(found, shown, data)
@@ -56,32 +64,61 @@ def _heading(found: Comparison, block: Block) -> str:
     return f"{block.dataset}{sites}{by}"
 
 
-def _head(found: Comparison) -> list[str]:
-    axes = found.table.axes
-    several = len(axes.levels) > 1
-    columns = [
-        " ".join(filter(None, [_level(level) if several else "", column.name if len(found.table.columns) > 1 else ""]))
-        or column.name
-        for level in axes.levels
-        for column in found.table.columns
-    ]
-    return ["line", "", "seeds", *columns]
+@dataclass(frozen=True)
+class _Sheet:
+    """Some columns of a block, with their headings; `of` says of which level they are, where not of all."""
+
+    of: str
+    head: list[str]
+    lines: Lines
+
+    @property
+    def width(self) -> int:
+        """In characters, as text."""
+        widths = _widths(self.head, self.lines)
+        return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _sheets(found: Comparison, block: Block, width: int | None) -> list[_Sheet]:
+    """The block whole where it fits; else level by level, each cut into as many columns as fit."""
+    levels, columns = found.table.axes.levels, found.table.columns
+    several = len(levels) > 1
+    names = [f"{_level(level)} {column.name if len(columns) > 1 else ''}" if several else column.name
+             for level in levels for column in columns]  # fmt: skip
+    whole = _sheet(block, "", [name.strip() for name in names], 0)
+    if width is None or whole.width <= width:
+        return [whole]
+    sheets: list[_Sheet] = []
+    for number, level in enumerate(levels):
+        of, begin = f", {_level(level)}" if several else "", 0
+        while begin < len(columns):
+            rest = [_sheet(block, of, [c.name for c in columns[begin:end]], number * len(columns) + begin)
+                    for end in range(len(columns), begin, -1)]  # fmt: skip
+            widest = next((sheet for sheet in rest if sheet.width <= width), rest[-1])
+            sheets.append(widest)
+            begin += len(widest.head) - len(STUB)
+    return sheets
+
+
+def _sheet(block: Block, of: str, names: Sequence[str], begin: int) -> _Sheet:
+    return _Sheet(of, [*STUB, *names], _rows(block, slice(begin, begin + len(names))))
 
 
 def _level(level: Level) -> str:
     return f"α {level:g}" if isinstance(level, float) else level
 
 
-def _rows(found: Comparison, block: Block) -> Lines:
-    """For each line ours, the paper's and the difference, as far as there are such."""
+def _rows(block: Block, columns: slice) -> Lines:
+    """For each line ours, the paper's and the difference, as far as there are such in these columns."""
     lines: Lines = []
     for row in block.rows:
-        kinds = {"ours": [ours(f) for f in row.figures], "paper": [f.published or NONE for f in row.figures]}
-        kinds["difference"] = [difference(f) for f in row.figures]
+        here = row.figures[columns]
+        kinds = {"ours": [ours(f) for f in here], "paper": [f.published or NONE for f in here]}
+        kinds["difference"] = [difference(f) for f in here]
         label = row.line.label
         for kind, figures in kinds.items():
             if any(figure != NONE for figure in figures):
-                seeds = str(row.seeds) if kind == "ours" and row.seeds else ""
+                seeds = str(max(len(f.ours) for f in here)) if kind == "ours" else ""
                 lines.append([label, kind, seeds, *figures])
                 label = ""
     return lines
@@ -114,11 +151,12 @@ def _notes(found: Comparison, shown: Sequence[Block], data: Path) -> list[tuple[
     if table.id == "fedmp-4":
         words.append(COST_WORDS)
     if found.finished:
-        words.append("ours: mean ± sample deviation over seeds; difference: ours less the paper's")
+        less = "; difference: ours less the paper's" if table.published else ""
+        words.append(f"ours: mean ± sample deviation over seeds{less}")
     return [
         ("What it shows", [table.measures, *words]),
-        ("The paper's protocol", list(table.protocol)),
-        ("Ours is not the paper's setting in", [*table.deviations, *found.deviations()]),
+        (f"The {table.whose}'s protocol", list(table.protocol)),
+        (f"Ours is not the {table.whose}'s setting in", [*table.deviations, *found.deviations()]),
         ("Images", list(_provenance(found, data))),
         ("Not measured", list(_missing(found, data))),
         ("Reference", [table.citation]),
@@ -137,6 +175,8 @@ def _provenance(found: Comparison, data: Path) -> Iterable[str]:
 
 def _officially(one: Finished, data: Path) -> str:
     """Kept with the results, or found out from the file in the data folder where it is the very one."""
+    if one.entry["set"].startswith(PHANTOMS):
+        return "drawn, not read from a file"
     official = one.cell.get("official")
     path = data / f"{one.entry['set'].partition(',')[0]}.npz"
     if official is None and path.is_file() and one.was_run_on(images_hash(path)):
@@ -171,16 +211,19 @@ def _table(title: str, head: list[str], lines: Lines, form: Format) -> str:
         return ""
     if form == "markdown":
         body = [head, ["---"] * len(head), *lines]
-        return "\n".join([f"### {title}", "", *(f"| {' | '.join(line)} |" for line in body)])
+        return "\n".join([f"### {title}", "", *map(cells, body)])
     if form == "latex":
         rows = [" & ".join(map(_escaped, line)) + r" \\" for line in lines]
         top = " & ".join(map(_escaped, head)) + r" \\"
         shape = "ll" + "r" * (len(head) - 2)
         rules = [r"\hline", top, r"\hline", *rows, r"\hline"]
         return "\n".join([f"% {title}", rf"\begin{{tabular}}{{{shape}}}", *rules, r"\end{tabular}"])
-    widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
-    shown = [_aligned(line, widths) for line in [head, *lines]]
+    shown = [_aligned(line, _widths(head, lines)) for line in [head, *lines]]
     return "\n".join([title, "-" * len(title), *shown])
+
+
+def _widths(head: list[str], lines: Lines) -> list[int]:
+    return [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
 
 
 def _aligned(line: list[str], widths: list[int]) -> str:

@@ -23,6 +23,7 @@ from wardround.run import begin_run, reopen
 
 MARGIN, OVERHEAD = 1.1, 5.0  # on the longest earlier entry alike; seconds to read images and write what is found
 DATA_WORDS = ("provenance", "partition_rule", "partition_hash", "local_protocol", "global_protocol")
+SECONDS = "of the run, measuring included, without the time it lay stopped; `jobs` entries shared the machine"
 Outcome = Sequence[dict[str, Any]] | str  # an entry's figures and its cell's data, or why there are none
 
 
@@ -31,6 +32,9 @@ class Runs:
     """How the entries of a family of tables are run. It holds no results, so that another process can make it anew."""
 
     family: ClassVar[str]
+    benchmark: ClassVar[str]  # what a file of their results calls itself
+    same: ClassVar[tuple[str, ...]]  # keys of such a file's head that tell one from another
+    measures: ClassVar[Mapping[str, str]]  # what is kept of a run, in words
     folder: Path
     workers: int | None = None  # sites that train at once; None: as many as a machine of its own bears
 
@@ -106,6 +110,16 @@ def expected_seconds(entries: Sequence[Mapping[str, Any]], images: str, label: s
     )
     longest = max(next((seconds for seconds in alike if seconds), [0.0]))
     return MARGIN * longest + OVERHEAD if longest else 0.0
+
+
+def headlines(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a run of one method, by key."""
+    return {headline["key"]: headline["value"] for headline in result["headlines"]}
+
+
+def short(value: Any) -> Any:
+    """A figure as results keep it; counts stay whole."""
+    return round(value, 5) if isinstance(value, float) else value
 
 
 def machine() -> str:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Level = float | Literal["iid", "natural"]  # Dirichlet's α, or how else images become sites
 Family = Literal["one-shot", "fedkper", "fedmp"]
+PAPER = "paper"  # the preset of the one-shot methods as the papers have them
 NONE = "-"  # in a row of figures: the paper has none
 _FIGURE = re.compile(r"-?\d+(?:\.\d+)?(?:±\d+(?:\.\d+)?)?")
 
@@ -86,6 +87,7 @@ class Table(Closed):
     entries: tuple[Line, ...] = ()
     published: tuple[Published, ...] = ()
     axes: Axes = Axes()
+    preset: str = PAPER  # of the one-shot tables
     study: dict[str, Any] = {}  # laid over the family's protocol
 
     @model_validator(mode="after")
@@ -102,6 +104,16 @@ class Table(Closed):
         for published in self.published:
             self._check_row(published)
         return self
+
+    @property
+    def is_of_a_paper(self) -> bool:
+        """Whether a paper has it; one that prints nothing is ours."""
+        return bool(self.published or self.prints)
+
+    @property
+    def whose(self) -> str:
+        """Whose protocol it is, in a word."""
+        return "paper" if self.is_of_a_paper else "table"
 
     def _check_row(self, published: Published) -> None:
         if published.sites is not None and published.sites not in self.axes.sites:
@@ -129,6 +141,14 @@ class Table(Closed):
         """The published figure that a line of ours stands beside: of several rows the highest."""
         found = [self.figure(row, dataset, sites, level, column) for row in entry.rows]
         return max((word for word in found if word is not None), key=value, default=None)
+
+    def printed(self, label: str, dataset: str, sites: int, level: Level) -> list[str] | None:
+        """What the paper prints beside our line of a label, column by column; None where it has no such line."""
+        line = next((line for line in self.entries if line.label == label), None)
+        if line is None or level not in self.axes.levels:
+            return None
+        found = [self.beside(line, dataset, sites, level, column) for column in range(len(self.columns))]
+        return None if None in found else [word for word in found if word is not None]
 
     def site_counts(self, dataset: str) -> list[tuple[int, int]]:
         """Numbers of sites: as the table's heading has them, and as they are on this data set."""

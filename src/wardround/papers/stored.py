@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from wardround.errors import BadInput
-from wardround.papers import fedkper, fedmp, one_shot
 from wardround.papers.cells import at, record_hash
 from wardround.papers.datasets import DATASETS, stands_for
+from wardround.papers.families import RUNS
 from wardround.papers.results import read_results
 from wardround.papers.schema import Family, Level, Line, Table
 
-BENCHMARKS: dict[Family, str] = {"one-shot": one_shot.NAME, "fedkper": fedkper.NAME, "fedmp": fedmp.NAME}
 FOLDERS = (Path("papers"), Path("benchmarks") / "results")  # where results are looked for, from where one stands
 SHIFTED = ", shifted"
 PLACE = ("set", "alpha", "seed")  # what names a cell, as far as its family has it
@@ -81,7 +80,7 @@ def result_files(given: Sequence[Path]) -> list[Path]:
 
 def read_finished(files: Sequence[Path], family: Family) -> list[Finished]:
     """Every finished entry of a family; files of other benchmarks are passed over."""
-    return [found for file in files if _benchmark(file) == BENCHMARKS[family] for found in _read(file, family)]
+    return [found for file in files if _benchmark(file) == RUNS[family].benchmark for found in _read(file, family)]
 
 
 def _benchmark(file: Path) -> str | None:
@@ -93,7 +92,7 @@ def _benchmark(file: Path) -> str | None:
 
 
 def _read(file: Path, family: Family) -> Iterator[Finished]:
-    tree = read_results(file, BENCHMARKS[family])
+    tree = read_results(file, RUNS[family].benchmark)
     try:
         for entry in tree["entries"]:
             yield Finished(

@@ -1,4 +1,4 @@
-"""From entries to means over seeds."""
+"""From entries to means over seeds, and a row of them as Markdown."""
 
 from __future__ import annotations
 
@@ -36,3 +36,8 @@ def averaged(found: Sequence[Record], measures: Iterable[str], digits: int) -> d
         "standard_deviation": deviations,
         "seconds": round(statistics.fmean(entry["seconds"] for entry in found), 1),
     }
+
+
+def cells(texts: Iterable[str]) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(texts)} |"

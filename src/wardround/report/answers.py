@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wardround.measure import Bin, wilson
+from wardround.measure import Bin, effective_trials, wilson
 from wardround.report.heat import heat_map
 from wardround.report.parts import View, figure, tabulate
 from wardround.report.points import Range, intervals, reliability
-from wardround.report.svg import Label
+from wardround.report.svg import Label, keyed
 from wardround.report.values import (
     UNDEFINED,
     as_count,
@@ -107,7 +107,9 @@ def _confusion(i: int, group: Group, classes: Sequence[str]) -> View:
     ]
     said = _worst_mistake(shares, classes)
     label = Label(
-        f"confusion-{i}", f"Confusion matrix of {group.title}", f"Rows are true classes, columns answers. {said}"
+        keyed("confusion", i, group.title),
+        f"Confusion matrix of {group.title}",
+        f"Rows are true classes, columns answers. {said}",
     )
     svg = heat_map(label, classes, classes, shares, lambda share: f"{100 * share:.0f}")
     rows = [
@@ -144,25 +146,32 @@ def _worst_mistake(shares: Sequence[Sequence[float | None]], classes: Sequence[s
 
 
 def _sensitivity(i: int, group: Group, classes: Sequence[str]) -> View:
-    """The share of each class that is found, with Wilson's interval.
+    """The share of each class that is found, mean over predictors, with Wilson's interval of that mean.
 
-    On one test for all sites the same images are answered by each site's predictor: the interval is that of the mean
-    share over so many images as the class has, not so many times the sites, which would make it too narrow.
+    On one test for all sites the same images are answered by each site's predictor: they count once, since counting
+    them for every site would make the interval too narrow. Of tests of their own, sites with few images of a class make
+    the mean less certain than all images together would be.
     """
     items, rows = [], []
     for t, name in enumerate(classes):
-        totals = [c.totals[t] for c in group.counts]
-        share = mean_of(c.confusion[t][t] / n if n else None for c, n in zip(group.counts, totals, strict=True))
-        n = sum(totals) if group.split == "local" else max(totals)
-        if share is None or not n:
+        found = [(c.confusion[t][t], n) for c in group.counts if (n := c.totals[t])]
+        share = mean_of(right / n for right, n in found)
+        if share is None:
             rows.append([name, UNDEFINED, UNDEFINED, UNDEFINED, "0"])
             continue
-        low, high = wilson(min(share, 1.0), n)
+        images = [n for _, n in found]
+        own = group.split == "local"
+        low, high = wilson(min(share, 1.0), effective_trials(images) if own else max(images))
         items.append(Range(name, share, low, high))
-        rows.append([name, percent(share), percent(low), percent(high), f"{n:,}"])
+        count = sum(images) if own else max(images)
+        rows.append([name, percent(share), percent(low), percent(high), f"{count:,}"])
     lowest = min(items, key=lambda item: item.value, default=None)
     said = f"Lowest: {lowest.name}, {percent(lowest.value)}." if lowest else ""
-    label = Label(f"sensitivity-{i}", f"Sensitivity of each class, {group.title}", f"A point on its interval. {said}")
+    label = Label(
+        keyed("sensitivity", i, group.title),
+        f"Sensitivity of each class, {group.title}",
+        f"A point on its interval. {said}",
+    )
     svg = intervals(label, items, percent, percent_mark)
     head = ("Class", "Sensitivity", "95 % from", "95 % to", "Test images")
     return figure(group.title, said, svg, tabulate(f"Sensitivity by class, {group.title}", head, rows))
@@ -185,6 +194,8 @@ def _calibration(i: int, group: Group) -> View:
             rows.append([percent(sure), percent(right / images), f"{images:,}"])
     error = mean_of(c.error for c in counts)
     said = "" if error is None else f"Calibration error {percent(error)}."
-    label = Label(f"calibration-{i}", f"Reliability of {group.title}", f"How often right by how sure. {said}")
+    label = Label(
+        keyed("calibration", i, group.title), f"Reliability of {group.title}", f"How often right by how sure. {said}"
+    )
     table = tabulate(f"Reliability, {group.title}", ("How sure", "How often right", "Answers"), rows)
     return figure(group.title, said, reliability(label, pooled, percent_mark), table)

@@ -1,14 +1,18 @@
-"""Privacy: what sites have spent of it, and the attacks on what leaves a site, if someone ran them (`audit.json`)."""
+"""Privacy: what sites have spent of it, and the attacks on what leaves them, if someone ran `wardround audit`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from wardround.errors import BadInput
 from wardround.report.parts import View, tabulate
 from wardround.report.values import as_number, as_records, as_text, show
 
-FILE = "audit.json"
+if TYPE_CHECKING:
+    from wardround.audit.report import AuditRecord, GroupAudit
+
+FILE = "audit/audit.json"  # in a run's directory, where the command puts it
 MOST_BYTES = 4_000_000  # a record of figures is far smaller
 
 
@@ -25,35 +29,53 @@ def spent_view(result: View) -> View:
 
 
 def audit_view(folder: Path | None) -> View | None:
-    """A table for each group of what leaves a site; None where no audit lies beside the result."""
+    """A table for each group of what leaves a site, the mean where sites are several; None where there is no audit."""
     path = folder / FILE if folder else None
     if path is None or not path.is_file():
         return None
-    from wardround.audit.report import Audit  # read only where there is one
+    from wardround.audit.report import AuditRecord  # read only where there is one
 
     try:
         if path.stat().st_size > MOST_BYTES:
             raise BadInput("it is too large to be a record of an audit")
-        audit = Audit.from_json(path.read_bytes())
+        record = AuditRecord.from_json(path.read_bytes())
     except (OSError, BadInput) as error:
         return {"problem": f"{FILE} cannot be shown: {error}.", "groups": [], "about": ""}
-    groups = []
-    for group in audit.groups:
-        rows = [
-            [
-                f"{attack.name}: {figure.name}",
-                "–" if figure.value is None else f"{figure.value:.4g}",
-                f"{figure.n:,}",
-                {"text": figure.definition, "left": True},
-            ]
-            for attack in group.attacks
-            for figure in attack.figures
-        ]
-        findings = [f"{attack.name}: {finding}" for attack in group.attacks for finding in attack.findings]
-        what = [{"name": attack.name, "text": attack.what} for attack in group.attacks]
-        table = tabulate(f"Attacks on {group.group}", ("Figure", "Value", "Cases", "What it is"), rows)
-        groups.append({"name": group.group, "table": table, "findings": findings, "attacks": what})
+    shown = record.averaged if len(record.sites) > 1 else [group for audit in record.sites for group in audit.groups]
+    images = sum(audit.images for audit in record.sites)
     about = (
-        f"What {audit.site} sends in {audit.study} with {audit.method}, attacked with {audit.images:,} of its images."
+        f"What {', '.join(audit.site for audit in record.sites)} sent was attacked with {images:,} training images"
+        f"{'; figures are means over these sites' if len(record.sites) > 1 else ''}."
     )
-    return {"problem": "", "groups": groups, "about": about}
+    return {"problem": "", "groups": [_group(record, group) for group in shown], "about": about}
+
+
+def _group(record: AuditRecord, group: GroupAudit) -> View:
+    rows = [
+        [
+            f"{attack.name}: {figure.name}",
+            "–" if figure.value is None else f"{figure.value:.4g}",
+            f"{figure.n:,}",
+            {"text": figure.definition, "left": True},
+        ]
+        for attack in group.attacks
+        for figure in attack.figures
+    ]
+    return {
+        "name": group.group,
+        "table": tabulate(f"Attacks on {group.group}", ("Figure", "Value", "Cases", "What it is"), rows),
+        "findings": _findings(record, group.group),
+        "attacks": [{"name": attack.name, "text": attack.what} for attack in group.attacks],
+    }
+
+
+def _findings(record: AuditRecord, name: str) -> list[str]:
+    """Of every site, since a mean has none."""
+    return [
+        f"{audit.site}, {attack.name}: {finding}"
+        for audit in record.sites
+        for group in audit.groups
+        if group.group == name
+        for attack in group.attacks
+        for finding in attack.findings
+    ]

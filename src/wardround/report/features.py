@@ -8,7 +8,7 @@ from typing import Any
 
 from wardround.report.parts import View, figure, tabulate
 from wardround.report.points import clouds
-from wardround.report.svg import Label, Spot
+from wardround.report.svg import Label, Spot, keyed
 from wardround.report.values import as_count, as_dict, as_list, as_number, as_records, as_text, as_texts, percent, show
 
 HEAD = ("Site", "Images", "Distance", "Times the spread")
@@ -41,7 +41,17 @@ def projections_view(result: View) -> list[View]:
         method, sites = as_text(entry.get("method")), as_texts(entry.get("sites"))
         for by, names, place in (("site", sites, 2), ("class", classes, 3)):
             if names and points:
-                found.append(_cloud(f"features-{i}-{by}", f"{method}: {way}, by {by}", words, by, names, points, place))
+                found.append(
+                    _cloud(
+                        keyed("features", i, f"{method} {entry.get('way')} by {by}"),
+                        f"{method}: {way}, by {by}",
+                        words,
+                        by,
+                        names,
+                        points,
+                        place,
+                    )
+                )
     return found
 
 

@@ -6,16 +6,15 @@ images, then fewer galleries, and each caption says so.
 
 from __future__ import annotations
 
-import base64
 import math
 import re
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 
 from PIL import Image
 from torch import Tensor
 
+from wardround.embedded import data_uri
 from wardround.errors import BadInput
 from wardround.record.gallery import Gallery, read
 from wardround.report.parts import View, tabulate
@@ -134,10 +133,7 @@ def _picture(pixels: Tensor, name: str, step: int) -> View:
     """One image of `(channels, height, width)` as a data URI."""
     array = pixels[0].numpy() if len(pixels) == 1 else pixels.permute(1, 2, 0).contiguous().numpy()
     image = Image.fromarray(array).reduce(_shrink(pixels))
-    file = BytesIO()
-    image.save(file, "PNG", compress_level=9)
-    uri = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    return {"uri": uri, "alt": f"{name}, step {step:,}", "width": image.width, "height": image.height}
+    return {"uri": data_uri(image), "alt": f"{name}, step {step:,}", "width": image.width, "height": image.height}
 
 
 def _in_order(title: str) -> list[tuple[int, str]]:

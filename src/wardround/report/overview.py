@@ -11,6 +11,7 @@ from wardround.report.svg import Label
 from wardround.report.values import (
     as_count,
     as_dict,
+    as_list,
     as_records,
     as_text,
     as_texts,
@@ -34,7 +35,8 @@ def overview_view(result: View, methods: Sequence[str], index: Index) -> View:
     own = {m: scores for m, scores in own.items() if scores}
     if not own:
         return {"sentences": [], "picture": None}
-    best = max(own, key=lambda m: (_mean(own[m]), -methods.index(m)))
+    federated = [m for m in own if m != POOLED] or [POOLED]
+    best = max(federated, key=lambda m: (_mean(own[m]), -methods.index(m)))
     sentences = [_what(result, methods), _how_good(best, own, everyone), _beware(result, best, own[best])]
     one = len(own) == 1
     return {"sentences": sentences, "picture": _of_one(best, own, everyone) if one else _of_many(own)}
@@ -60,10 +62,12 @@ def _how_good(best: str, own: Mapping[str, Scores], everyone: Mapping[str, Score
         said += f" and on {_hundredths(_mean(everyone[best]))} of 100 from all sites together"
     if best != "local" and "local" in own:
         said += f"; a site that trains alone is right on {_hundredths(_mean(own['local']))} of 100 like its own"
-    others = [m for m in own if m not in (best, "local")]
-    if len(own) > 1 and others:
+    others = [m for m in own if m not in (best, "local", POOLED)]
+    if others:
         second = max(others, key=lambda m: _mean(own[m]))
         said += f", and with {second}, the best of the others, on {_hundredths(_mean(own[second]))}"
+    if best != POOLED and POOLED in own:
+        said += f"; with all images in one place ({POOLED}) it would be {_hundredths(_mean(own[POOLED]))}"
     return f"{said}."
 
 
@@ -77,10 +81,21 @@ def _beware(result: View, best: str, own: Scores) -> str:
     left = f"{byte_size(sent)} of model data left all sites together" if sent else "nothing left a site"
     seeds = {as_count(row.get("seed")) for row in as_records(result.get("rows"))}
     draws = "this is one draw, so small differences mean nothing" if len(seeds) < 2 else f"over {len(seeds)} draws"
+    same = _constant(result, best)
+    if same:
+        draws += f". Beware: at {plural(same, 'site')} its model gives every image the same answer, whatever it shows"
     served = (
         f"The site served worst is {worst}, with {_of_100(own[worst])} right" if len(own) > 1 else "One site was tested"
     )
     return f"{served}; {left}; {draws}."
+
+
+def _constant(result: View, method: str) -> int:
+    """At how many sites a method's model calls all test images the same."""
+    answers = [e for e in as_records(result.get("answers")) if as_text(e.get("method")) == method]
+    personal = [e for e in answers if e.get("model") == "personal" and e.get("split") == "global"]
+    matrices = ([as_list(row) for row in as_list(e.get("confusion"))] for e in personal)
+    return sum(len({p for row in rows for p, count in enumerate(row) if as_count(count)}) == 1 for rows in matrices)
 
 
 def _of_many(own: Mapping[str, Scores]) -> View:

@@ -1,15 +1,13 @@
 """One self-contained HTML page from a parsed `result.json`.
 
 Each `..._view` function turns one part of the result into plain dicts that the templates print; nothing here measures.
-The galleries that a result names and an `audit.json` beside it are the only other files that are read. A result may
-come from a run that was stopped, or hold measures this version has never heard of: what is missing is left out, what
-is undefined is shown as "–", what is unknown is shown under its own name.
+The galleries that a result names and the `audit/audit.json` beside it are the only other files that are read. A result
+may come from a run that was stopped, or hold measures this version has never heard of: what is missing is left out,
+what is undefined is shown as "–", what is unknown is shown under its own name.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from wardround.embedded import csp_hash
 from wardround.errors import BadInput
 from wardround.files import disk_errors, write_atomically
 from wardround.report.answers import answers_view
@@ -36,7 +35,8 @@ from wardround.report.values import as_count, as_dict, as_records, as_text, as_t
 from wardround.report.workings import clusters_view, work_view
 
 SCHEMA = 1
-NOTES_SHOWN = 8  # the rest unfolds: fifty sites with one note each must not push the results off the screen
+MOST_SOURCE = 120  # characters about the images at the head of the page; all are with the sites
+NOTES_SHOWN = 4  # the rest unfolds: notes must not push what happened off the first screen
 
 
 def write_report(result: dict[str, Any], path: Path) -> None:
@@ -64,7 +64,7 @@ def views(result: dict[str, Any], folder: Path | None = None) -> View:
     return {
         "head": _head_view(result, methods),
         "overview": overview_view(result, methods, index),
-        "notes": _notes_view(result),
+        "notes": _notes_view(result, methods),
         "results": results_view(result, methods),
         "accuracy": accuracy_view(result, methods, index),
         "answers": answers_view(result, methods),
@@ -88,9 +88,9 @@ def views(result: dict[str, Any], folder: Path | None = None) -> View:
     }
 
 
-def style_sheet() -> str:
-    """What the page's parts look like."""
-    return _environment().get_template("style.css.j2").render()
+def style_sheet(part: str) -> str:
+    """A part of what the page looks like, for whoever shows charts elsewhere: `palette` or `chart`."""
+    return _environment().get_template(f"{part}.css.j2").render()
 
 
 def _template() -> Template:
@@ -107,7 +107,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["csp_hash"] = _csp_hash
+    environment.filters["csp_hash"] = csp_hash
     return environment
 
 
@@ -119,6 +119,7 @@ def _head_view(result: View, methods: Sequence[str]) -> View:
     facts += [plural(len(sites), "site")] if sites else []
     facts += [plural(sum(as_count(site.get("train")) for site in sites), "training image")] if sites else []
     facts += [plural(len(classes), "class", "classes")] if classes else []
+    facts += [source] if (source := as_text(data.get("provenance")).partition(";")[0][:MOST_SOURCE]) else []
     facts += [f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"] if seeds else []
     return {
         "name": as_text(result.get("name")) or "A run",
@@ -131,9 +132,14 @@ def _head_view(result: View, methods: Sequence[str]) -> View:
     }
 
 
-def _notes_view(result: View) -> View:
-    found = as_records(result.get("notes"))
-    notes = [{"method": as_text(note.get("method")), "text": as_text(note.get("text"))} for note in found]
+def _notes_view(result: View, methods: Sequence[str]) -> View:
+    """What is said of several methods is said once."""
+    whom: dict[str, dict[str, None]] = {}
+    for note in as_records(result.get("notes")):
+        whom.setdefault(as_text(note.get("text")), {})[as_text(note.get("method"))] = None
+    everyone = {*methods} if len(methods) > 1 else None
+    said = {text: "all methods" if {*who} == everyone else ", ".join(filter(None, who)) for text, who in whom.items()}
+    notes = [{"method": who, "text": text} for text, who in said.items()]
     return {"shown": notes[:NOTES_SHOWN], "more": notes[NOTES_SHOWN:]}
 
 
@@ -145,8 +151,3 @@ def _options(command: str) -> list[str]:
 def _printable(value: object) -> object:
     """What the template prints, without control characters; markup was made so already."""
     return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _csp_hash(style: str) -> str:
-    """The hash by which the page's security policy admits its own style sheet and nothing else."""
-    return base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

@@ -67,10 +67,10 @@ def standing_alone(chart: str) -> str:
 @cache
 def _rules() -> str:
     """What the page's style sheet says of charts, with the light colours written out."""
-    sheet = style_sheet()
-    colours = dict(re.findall(r"--([\w-]+): ([^;]+);", sheet[: sheet.index("@media")]))
-    lines = [line for line in sheet.splitlines() if line.startswith(".chart ")]
-    text = re.sub(r"var\(--([\w-]+)\)", lambda found: colours[found[1]], " ".join(lines))
+    light, _, _ = style_sheet("palette").partition("@media")
+    colours = dict(re.findall(r"--([\w-]+): ([^;]+);", light))
+    rules = " ".join(style_sheet("chart").splitlines())
+    text = re.sub(r"var\(--([\w-]+)\)", lambda found: colours[found[1]], rules)
     return f".chart {{ font-size: 12px; font-family: {FONT}; }} {text}"
 
 

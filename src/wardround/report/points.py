@@ -21,7 +21,6 @@ from wardround.report.svg import (
     round_ticks,
     rule,
     shortened,
-    spread_out,
     tone,
     tooltip,
     upright_grid,
@@ -29,6 +28,7 @@ from wardround.report.svg import (
     words,
 )
 
+NAME_GAP = 13.0  # units from one name to the next below it
 SHAPES: tuple[tuple[Spot, ...], ...] = (  # six shapes against eleven colours: 66 groups differ in one or the other
     ((-1, -1), (1, -1), (1, 1), (-1, 1)),
     ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
@@ -48,11 +48,14 @@ class Axis:
     show: Format
     low: float = math.inf
     span: float = 0.0
+    unit: Callable[[float], float] = lambda _: 1.0  # of which marks are round numbers, by what the axis spans
 
     def ticks(self, values: Sequence[float], count: int) -> list[float]:
         """Round numbers that enclose the values."""
         low = min([*values, self.low])
-        return round_ticks(low, max([*values, low + self.span]), count)
+        high = max([*values, low + self.span])
+        unit = self.unit(high - low)
+        return [tick * unit for tick in round_ticks(low / unit, high / unit, count)]
 
 
 @dataclass(frozen=True)
@@ -102,11 +105,28 @@ def scatter(
         out += _balance_lines((x0, x1), (y0, y1), place, up.mark)
     out.append(words(left + (width - left - right) / 2, bottom + 34, across.name, "tick", "middle"))
     out.append(words(0, 10, up.name, "tick"))
-    placed = sorted(((*place(*spot), j, name) for j, (name, spot) in enumerate(spots.items())), key=lambda p: p[1])
-    for y, (x, at, j, name) in zip(spread_out([p[1] for p in placed], 13, bottom), placed, strict=True):
-        tip = f"{name}: {across.name} {across.show(spots[name][0])}, {up.name} {up.show(spots[name][1])}"
-        out += [dot(tone("s", j), x, at, tip, 5), words(x + 9, y + 4, shortened(name, right), "name")]
+    shown = [(*place(*spot), shortened(name, right)) for name, spot in spots.items()]
+    heights = _beside(shown, top, bottom)
+    for j, ((name, spot), (x, y, said), height) in enumerate(zip(spots.items(), shown, heights, strict=True)):
+        tip = f"{name}: {across.name} {across.show(spot[0])}, {up.name} {up.show(spot[1])}"
+        out += [dot(tone("s", j), x, y, tip, 5), words(x + 9, height + 4, said, "name")]
     return drawing(label, width, bottom + 42, out)
+
+
+def _beside(named: Sequence[tuple[float, float, str]], top: float, bottom: float) -> list[float]:
+    """A height for the name to the right of each point: its own, or the nearest at which it meets no other name."""
+    taken: list[tuple[float, float, float]] = []  # from, to, height
+    steps = sorted((NAME_GAP * n for n in range(-len(named), len(named) + 1)), key=abs)
+    for x, y, text in named:
+        end = x + CHAR * len(text)
+        free = (
+            y + step
+            for step in steps
+            if top <= y + step <= bottom
+            and all(abs(y + step - height) >= NAME_GAP or x > right or end < left for left, right, height in taken)
+        )
+        taken.append((x, end, next(free, y)))
+    return [height for _, _, height in taken]
 
 
 def _balance_lines(xs: Spot, ys: Spot, place: Callable[[float, float], Spot], mark: Format) -> list[str]:
@@ -117,7 +137,9 @@ def _balance_lines(xs: Spot, ys: Spot, place: Callable[[float, float], Spot], ma
         begin, end = max(x0, 2 * b - y1), min(x1, 2 * b - y0)
         if begin < end:
             (ax, ay), (bx, by) = place(begin, 2 * b - begin), place(end, 2 * b - end)
-            out += [rule("reference faint", ax, ay, bx, by), words(ax + 3, ay + 10, mark(b), "tick faint")]
+            top = 2 * b - y1 >= x0  # it leaves through the upper edge, where no point's name is in the way
+            at = (ax, ay - 4, mark(b), "tick faint", "middle") if top else (ax + 3, ay + 10, mark(b), "tick faint")
+            out += [rule("reference faint", ax, ay, bx, by), words(*at)]
     return out
 
 

@@ -23,6 +23,7 @@ from wardround.report.values import (
     percent,
     percent_mark,
     show,
+    unit_of_time,
 )
 
 Headlines = Mapping[tuple[str, str], View]  # by key and method
@@ -101,7 +102,13 @@ def costs_at_the_end(result: View, methods: Sequence[str]) -> list[View]:
             Axis("bytes", byte_size, byte_size, low=0.0),
             sent,
         ),
-        ("time", "Global accuracy for time", "all its seconds", Axis("time", duration, duration, low=0.0), seconds),
+        (
+            "time",
+            "Global accuracy for time",
+            "all its seconds",
+            Axis("time", duration, duration, low=0.0, unit=unit_of_time),
+            seconds,
+        ),
     ):
         pairs = {m: (as_number(costs.get(m)), headline(found, "global_accuracy", m)) for m in methods}
         spots = {m: (x, y) for m, (x, y) in pairs.items() if x is not None and y is not None}

@@ -10,7 +10,7 @@ from wardround.report import charts
 from wardround.report.charts import Bar, Stack
 from wardround.report.index import OWN, Index, at_the_end
 from wardround.report.parts import View, drawn, tabulate
-from wardround.report.svg import Label
+from wardround.report.svg import Label, keyed
 from wardround.report.values import (
     as_count,
     as_dict,
@@ -35,7 +35,7 @@ def accuracy_view(result: View, methods: Sequence[str], index: Index) -> View:
     columns: list[list[str]] = []
     for method, found in measured.items():
         values = {site: found.get(site) for site in sites}
-        figures.append({"name": method, "svg": _site_bars(f"accuracy-{len(figures)}", method, values)})
+        figures.append({"name": method, "svg": _site_bars(keyed("accuracy", len(figures), method), method, values)})
         columns.append([show("accuracy", value) for value in values.values()])
     table = [list(row) for row in zip(sites, *columns, strict=True)] if columns else []
     return {"figures": figures, "table": tabulate("Local accuracy at each site", ("Site", *measured), table)}

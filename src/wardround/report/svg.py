@@ -10,6 +10,7 @@ Drawn 320 to 360 units wide, so that one unit is about one pixel on a phone and 
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from html import escape
 
 PALETTE = 11  # colours in the style sheet; further series start again, told apart by their letters
 CHAR = 6.6  # mean width of a character at the charts' 12 units, on the wide side
+MOST_OF_A_KEY = 60  # letters of a name in a key
 
 Format = Callable[[float], str]
 Spot = tuple[float, float]
@@ -29,6 +31,11 @@ class Label:
     key: str
     title: str
     desc: str
+
+
+def keyed(what: str, number: int, of: str) -> str:
+    """A key that is unique by its number and says of what the chart is, for a file's name, too."""
+    return "-".join([what, str(number), *re.findall(r"[a-z0-9]+", of.lower()[:MOST_OF_A_KEY])])
 
 
 def plain(text: str) -> str:

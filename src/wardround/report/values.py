@@ -106,6 +106,11 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def unit_of_time(seconds: float) -> float:
+    """The unit in which marks over so many seconds are round: a second, a minute or an hour."""
+    return 3600.0 if seconds >= 7200 else 60.0 if seconds >= 120 else 1.0
+
+
 def moment(stamp: str) -> str:
     """An ISO time as a date a person reads, in UTC; as it is where it is no ISO time."""
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from wardround.report.charts import Line, Stack, lines, stacked_bars
 from wardround.report.heat import heat_map
 from wardround.report.parts import View, drawn, figure, tabulate
-from wardround.report.svg import Label
+from wardround.report.svg import Label, keyed
 from wardround.report.values import (
     UNDEFINED,
     as_count,
@@ -102,7 +102,9 @@ def _silhouettes(i: int, method: str, found: View) -> View:
     svg = ""
     if len(known) > 1:
         best = max(known, key=lambda k: (round(known[k], 6), -k))
-        label = Label(f"silhouette-{i}", title, f"Highest, {_three(known[best])}, with {plural(best, 'cluster')}.")
+        label = Label(
+            keyed("silhouette", i, method), title, f"Highest, {_three(known[best])}, with {plural(best, 'cluster')}."
+        )
         line = Line("silhouette", tuple((float(k), value) for k, value in points))
         svg = drawn(lines(label, [line], _three, "{:g}".format, "clusters"))
     return {"svg": svg, "table": tabulate(title, ("Clusters", "Silhouette"), rows)}
@@ -119,7 +121,11 @@ def _similarity(i: int, method: str, found: View, groups: Sequence[Sequence[str]
     matrix = [[as_number(values[a][b]) for b in order] for a in order]
     title = f"Similarity of the sites, {method}"
     what = SIMILAR.get(as_text(found.get("of")), "what the clusters were made from")
-    label = Label(f"similarity-{i}", title, f"A row and a column for each site; 1 is the same. {len(groups)} clusters.")
+    label = Label(
+        keyed("similarity", i, method),
+        title,
+        f"A row and a column for each site; 1 is the same. {len(groups)} clusters.",
+    )
     svg = heat_map(label, names, names, matrix, "{:.2f}".format, [cluster.get(name, len(groups)) for name in names])
     rows = [[name, *(_number(value) for value in row)] for name, row in zip(names, matrix, strict=True)]
     words = f"Cosine between {what}: 1 where two are the same. Gaps part the clusters."
@@ -133,7 +139,9 @@ def _weights(i: int, method: str, matrix: list[Any]) -> View | None:
         return None
     names = [f"Cluster {k}" for k in range(1, len(values) + 1)]
     title = f"Cross-cluster weights of {method}"
-    label = Label(f"weights-{i}", title, "A row for each cluster's model, a column for each cluster it learns from.")
+    label = Label(
+        keyed("weights", i, method), title, "A row for each cluster's model, a column for each cluster it learns from."
+    )
     rows = [[name, *(_number(value) for value in row)] for name, row in zip(names, values, strict=True)]
     words = (
         "A row is the model of one cluster: the share that the images of each cluster had in what it learned at the "
@@ -152,7 +160,7 @@ def _course(i: int, method: str, course: list[Any]) -> View | None:
     pairs = [(k, j) for k in range(count) for j in range(count)]
     series = [Line(f"{k + 1} from {j + 1}", [(float(t), m[k][j]) for t, m in enumerate(steps)]) for k, j in pairs]
     title = f"Cross-cluster weights over time, {method}"
-    label = Label(f"course-{i}", title, f"{len(pairs)} lines over {len(steps) - 1} trajectories.")
+    label = Label(keyed("course", i, method), title, f"{len(pairs)} lines over {len(steps) - 1} trajectories.")
     shown = (
         series if len(series) <= MOST_LINES else [line for line, (k, j) in zip(series, pairs, strict=True) if k == j]
     )
