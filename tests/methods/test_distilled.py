@@ -14,7 +14,6 @@ from wardround.data.federation import Federation
 from wardround.exchange.bundle import Bundle
 from wardround.learn.fit import weights_hash
 from wardround.learn.predictor import Member
-from wardround.methods import deepinversion
 from wardround.methods.base import Context
 from wardround.methods.distilled import Distilled
 from wardround.methods.fedisca import mixed_distillation
@@ -22,6 +21,7 @@ from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.models import StagedNet, Weights, build
 from wardround.synthesis.inversion import Iterate, Synthesis
+from wardround.synthesis.memory import placed
 from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import AdaptedTeachers
 
@@ -370,4 +370,4 @@ def test_a_pooled_batch_out_of_a_file_lies_in_memory_as_a_fresh_one() -> None:
     fresh = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
     filed = State.from_bytes(State({"pool": {"000000": fresh}}).to_bytes()).groups["pool"]["000000"]
     assert filed.stride() != fresh.stride()
-    assert deepinversion._placed(filed, CPU).stride() == fresh.stride()
+    assert placed(filed, CPU).stride() == fresh.stride()

@@ -45,6 +45,7 @@ from wardround.settings import Count, NotNegative, Positive
 from wardround.study import Study
 from wardround.synthesis.gallery import Trail, spread, to_pixels
 from wardround.synthesis.inversion import Synthesis
+from wardround.synthesis.memory import placed
 from wardround.synthesis.panel import Ask, PanelTeachers
 from wardround.synthesis.pool import draw_crops
 from wardround.synthesis.student import Student, distillation
@@ -200,7 +201,7 @@ class _AtWork:
         self.trail = method.trail = Trail(self.labels, study.classes, s.steps)
         self.trail.load(state)
         self.frames = {s.steps - 1 - place for place in spread(s.steps, s.snapshots + 1)[: s.snapshots]}
-        self.kept = {name: _placed(batch, device) for name, batch in state.groups.get(KEPT, {}).items()}
+        self.kept = {name: placed(batch, device) for name, batch in state.groups.get(KEPT, {}).items()}
         self.epoch = 0
 
     def begin(self, generator: torch.Generator) -> None:
@@ -260,8 +261,3 @@ class _AtWork:
         pixels = augment(images, crops).float().contiguous(memory_format=torch.channels_last)
         said, wanted = each([partial(of.logits, pixels) for of in (self.student, self.teachers)])
         self.student.step(distillation(wanted, said, self.settings.temperature))
-
-
-def _placed(batch: Tensor, device: torch.device) -> Tensor:
-    """On the device, and in memory as a synthesis leaves it: a batch that comes out of a file has another layout."""
-    return batch.to(device, memory_format=torch.channels_last)

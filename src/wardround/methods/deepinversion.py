@@ -27,6 +27,7 @@ from wardround.methods.state import State
 from wardround.settings import Count
 from wardround.synthesis.gallery import Trail
 from wardround.synthesis.inversion import Synthesis, balanced_labels
+from wardround.synthesis.memory import placed
 from wardround.synthesis.student import Student, distillation
 from wardround.synthesis.teachers import Teachers
 
@@ -99,7 +100,7 @@ class _AtWork:
         for _ in self.parts.run("synthesis", self._synthesise, s.steps):
             yield self._midway()
         self.pool[f"{epoch:06d}"] = self.best if s.keep == "lowest" else self.last
-        images = torch.cat([_placed(batch, self.device) for _, batch in sorted(self.pool.items())])
+        images = torch.cat([placed(batch, self.device) for _, batch in sorted(self.pool.items())])
         chosen = torch.randint(len(images), (s.kd_steps, s.batch), generator=generator).to(self.device)
         for _ in self.parts.run("distillation", lambda number: self.learn(images[chosen[number]]), s.kd_steps):
             yield self._midway()
@@ -123,8 +124,3 @@ class _AtWork:
     def _learn(self, pixels: Tensor) -> None:
         said, wanted = each([partial(of.logits, pixels) for of in (self.student, self.teachers)])
         self.student.step(distillation(wanted, said, self.settings.temperature))
-
-
-def _placed(batch: Tensor, device: torch.device) -> Tensor:
-    """On the device, and in memory as a synthesis leaves it: a batch that comes out of a file has another layout."""
-    return batch.to(device, memory_format=torch.channels_last)

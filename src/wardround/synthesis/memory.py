@@ -13,6 +13,11 @@ IMAGES, LOGITS = "memory", "memory_logits"
 SHARE_OF_FREE = 0.5  # of a GPU's free memory that the images may take
 
 
+def placed(batch: Tensor, device: torch.device) -> Tensor:
+    """On the device, and in memory as a synthesis leaves it: a batch that comes out of a file has another layout."""
+    return batch.to(device, memory_format=torch.channels_last)
+
+
 class Memory:
     """Batches of images in order, and what the teachers said to them where that is known.
 
@@ -54,8 +59,8 @@ class Memory:
         return {name: {f"{i:06d}": t for i, t in enumerate(tensors)} for name, tensors in kept.items() if tensors}
 
     def restore(self, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """The inverse of `groups`; a batch that comes out of a file lies in memory in another order."""
+        """The inverse of `groups`."""
         self.clear()
         for _, batch in sorted(groups.get(IMAGES, {}).items()):
-            self._images.append(batch.to(self.place, memory_format=torch.channels_last))
+            self._images.append(placed(batch, self.place))
         self._logits += [logits.to(self.device) for _, logits in sorted(groups.get(LOGITS, {}).items())]
