@@ -46,6 +46,20 @@ def test_with_gpus_auto_is_the_first_and_a_number_chooses() -> None:
     assert find_device("cpu").torch == torch.device("cpu")
 
 
+def test_on_a_gpu_nothing_is_left_to_what_was_fastest_that_day(gpus: pytest.MonkeyPatch) -> None:
+    gpus.setattr(torch.backends.cudnn, "benchmark", True)
+    gpus.setattr(torch.backends.cudnn, "deterministic", False)
+    gpus.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    find_device("cpu")
+    assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (True, False)
+    find_device("cuda")
+    assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (False, True)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    gpus.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    find_device("cuda")
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("name", ["cuda:2", "cuda:128", "cuda:256", "cuda:99999"])
 def test_a_gpu_that_is_not_there_is_refused(name: str) -> None:

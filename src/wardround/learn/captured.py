@@ -35,13 +35,11 @@ class CapturedSteps:
         size = len(index)
         self.remaining[size] -= 1
         if size not in self.graphs:
-            # Trying out kernels pays for the full batch; every site has another last size, and each would be tried too.
-            with torch.backends.cudnn.flags(enabled=True, benchmark=size == self.trainer.recipe.batch):
-                self.seen[size] = self.seen.get(size, 0) + 1
-                if self.seen[size] <= WARM_UP_STEPS or self.remaining[size] < WORTH_CAPTURING:
-                    self.trainer.step(index, draws)
-                    return
-                self.graphs[size] = _Graph(self.trainer, index, draws)
+            self.seen[size] = self.seen.get(size, 0) + 1
+            if self.seen[size] <= WARM_UP_STEPS or self.remaining[size] < WORTH_CAPTURING:
+                self.trainer.step(index, draws)
+                return
+            self.graphs[size] = _Graph(self.trainer, index, draws)
         self.graphs[size].replay(index, draws)
 
 

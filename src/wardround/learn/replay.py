@@ -4,6 +4,9 @@ Small networks are bound by kernel launches, not by arithmetic; a replay launche
 captured must be a function of tensors that changes its state in place: no Python number that changes, no wait for the
 device, always the same shapes. The first calls run as they are and are at once the warm-up that capture needs, so
 no step is taken twice and none is lost. On a CPU a step is simply called.
+
+A synthesis lets cuDNN try out algorithms (a seventh faster on an H200), so on a GPU its last bits may differ from one
+process to the next. Training does not (`device.py`): the same sites send the same models whenever they are trained.
 """
 
 from __future__ import annotations
