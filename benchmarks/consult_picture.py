@@ -155,10 +155,17 @@ def table(by: Mapping[float, Mapping[str, Sequence[Point]]]) -> str:
     return "\n".join(lines)
 
 
+def of_fewer_seeds(rows: Iterable[Mapping[str, Any]], seeds: Sequence[int]) -> str:
+    """Which means are of fewer seeds than the caption says, in words."""
+    found = {f"{row['entry']} of {', '.join(map(str, row['seeds']))}": 0 for row in rows if row["seeds"] != seeds}
+    return f" Of fewer seeds so far: {'; '.join(found)}." if found else ""
+
+
 def figures(tree: Mapping[str, Any], images: str, picture_name: str) -> tuple[str, str]:
     """The picture, and what stands between the marks of the page."""
     by = chosen(tree, images)
-    seeds = sorted({seed for row in tree["summary"] if row["set"] == images for seed in row["seeds"]})
+    rows = [row for row in tree["summary"] if row["set"] == images]
+    seeds = sorted({seed for row in rows for seed in row["seeds"]})
     data = tree["study"]
     what = (
         f"{images}, {data['data']['sites']} sites, {data['model']['name']}, partition seeds "
@@ -167,7 +174,7 @@ def figures(tree: Mapping[str, Any], images: str, picture_name: str) -> tuple[st
     title = f"Local against global accuracy of every one-shot method: {what}"
     caption = (
         f"*{title}. Discs: what sites deploy; rings: the shared predictor, where sites deploy something else. From "
-        "`papers/one_shot_grid.json`, by `benchmarks/consult_picture.py`.*"
+        f"`papers/one_shot_grid.json`, by `benchmarks/consult_picture.py`.{of_fewer_seeds(rows, seeds)}*"
     )
     text = f"![{title}]({picture_name})\n\n{caption}\n\nLocal / global accuracy, in percent:\n\n{table(by)}"
     return picture(by, title), text
