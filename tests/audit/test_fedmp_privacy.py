@@ -61,3 +61,9 @@ def test_other_settings_are_refused(script: Any, tmp_path: Path, capsys: pytest.
     out.write_text(json.dumps({"benchmark": "fedmp_table5", "settings": {}, "rows": []}))
     assert script.main([*SMALL, "--out", str(out)]) == 2
     assert "made with other settings" in capsys.readouterr().err
+
+
+def test_the_page_shows_what_is_stored(script: Any) -> None:
+    stored = json.loads((BENCHMARKS.parent / "papers" / "fedmp_table5.json").read_text(encoding="utf-8"))
+    assert script.summary(stored["rows"], stored["sites"]) == stored["means"]
+    assert script.markdown(stored) in (BENCHMARKS.parent / "docs" / "audit.md").read_text(encoding="utf-8")
