@@ -65,5 +65,6 @@ def test_other_settings_are_refused(script: Any, tmp_path: Path, capsys: pytest.
 
 def test_the_page_shows_what_is_stored(script: Any) -> None:
     stored = json.loads((BENCHMARKS.parent / "papers" / "fedmp_table5.json").read_text(encoding="utf-8"))
-    assert script.summary(stored["rows"], stored["sites"]) == stored["means"]
+    for stage, means in script.summary(stored["rows"], stored["sites"]).items():
+        assert means == pytest.approx(stored["means"][stage], rel=1e-12)
     assert script.markdown(stored) in (BENCHMARKS.parent / "docs" / "audit.md").read_text(encoding="utf-8")
