@@ -252,12 +252,13 @@ def test_stage_three_starts_at_the_clusters_model_and_keeps_to_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fits = watch_fits(monkeypatch)
-    coordinate(tmp_path / "run", method(personal_lr=0.02, personal_epochs=2))
+    coordinate(tmp_path / "run", method(personal_lr=0.02, personal_epochs=2), train={"keep": "best"})
     alone, personal = fits[:3], fits[3:]
     assert [fit.label for fit in personal] == [f"site-{i}, personal" for i in (1, 2, 3)]
-    own = coordinate(tmp_path / "local", method(personal=False))
+    own = coordinate(tmp_path / "local", method(personal=False), train={"keep": "best"})
     for before, fit in zip(alone, personal, strict=True):
         assert (fit.recipe.lr, fit.recipe.epochs, fit.recipe.batch) == (0.02, 2, before.recipe.batch)
+        assert (fit.recipe.keep, fit.validation) == ("last", None)
         cluster, uploaded = fit.teachers
         assert weights_hash(cluster.weights) == weights_hash(fit.start)
         assert weights_hash(uploaded.weights) not in (weights_hash(fit.start), weights_hash(before.start))

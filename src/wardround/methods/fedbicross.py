@@ -22,7 +22,9 @@ What the paper leaves open, and what is done here:
   the default): those of synthetic images do not fit real ones.
 - `rehearsal` is ours, and 0 by default: more steps of Eq. 7 on images that were kept (`synthesis/rehearsal.py`).
 - The batch is split 80/20 by position; labels are cyclic, so both parts hold all classes alike.
-- Stage 3 trains as the site does, at `personal_lr`. A site whose model is in no cluster gets the largest cluster's.
+- Stage 3 trains as the site does, at `personal_lr`, and keeps the last epoch: Algorithm 1 has no validation images there,
+  and of a site's few the first epoch that is right about all would be taken. A site whose model is in no cluster gets
+  the largest cluster's.
 """
 
 from __future__ import annotations
@@ -244,7 +246,6 @@ class FedBiCross(OneShot):
             spec=spec,
             start=start,
             data=site.train,
-            validation=site.val,
             recipe=self.personal_recipe(ctx.study),
             seed=ctx.streams.number("personal", site.name),
             objective=PersonalDistillation([share for share, _ in teachers], s.personal_temperature),
@@ -253,9 +254,9 @@ class FedBiCross(OneShot):
         return single(spec, fitted.weights)
 
     def personal_recipe(self, study: Study) -> Recipe:
-        """As the site trains, for `personal_epochs` at `personal_lr`."""
+        """As the site trains, for `personal_epochs` at `personal_lr`, all of them."""
         s, recipe = self.settings, study.recipe(0, self.settings.personal_epochs)
-        return replace(recipe, lr=s.personal_lr, schedule=s.personal_schedule or recipe.schedule)
+        return replace(recipe, lr=s.personal_lr, schedule=s.personal_schedule or recipe.schedule, keep="last")
 
     def _at_home(self, ctx: Context, site: Site, weights: Weights) -> Weights:
         """The cluster's model with the statistics of the site's own images."""
