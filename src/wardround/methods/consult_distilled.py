@@ -36,7 +36,7 @@ from wardround.learn.predictor import Member, Predictor, single
 from wardround.learn.replay import Replay, each
 from wardround.methods.base import Answer, Context, Work, join_groups
 from wardround.methods.consult import ConsultSettings, answers, counts_group, panel_of, seen_by_sites, told
-from wardround.methods.distilled import Distilled, DistilledSettings, Epochs, Midway
+from wardround.methods.distilled import Distilled, DistilledSettings, Epochs, Groups, Midway
 from wardround.methods.oneshot import trained_models
 from wardround.methods.parts import Parts
 from wardround.methods.personal_prior import Judge, accuracy
@@ -110,17 +110,7 @@ class ConsultDistilled(Distilled):
     def epochs(self, ctx: Context, state: State, members: list[Member], student: Student, begun: int) -> Epochs:
         """A synthesis, then distillation on what was kept of the last ones."""
         work = _AtWork(self, ctx, members, student, state)
-        for epoch in range(begun, self.settings.epochs):
-            student.set_rate(self.rate(epoch))
-            generator = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
-            midway = state.facts.get("midway") if epoch == begun else None
-            if midway is None:
-                work.begin(generator)
-            else:
-                work.restore(state, midway, generator)
-            yield from work.rest(epoch, generator)
-            last = epoch + 1 == self.settings.epochs
-            yield epoch, {KEPT: work.kept_groups(), **(work.synthetic(self.settings.replayed) if last else {})}
+        yield from self.through(ctx, state, work, student, begun)
 
     def rate(self, epoch: int) -> float:
         """Along a cosine."""
@@ -202,38 +192,40 @@ class _AtWork:
         self.trail.load(state)
         self.frames = {s.steps - 1 - place for place in spread(s.steps, s.snapshots + 1)[: s.snapshots]}
         self.kept = {name: placed(batch, device) for name, batch in state.groups.get(KEPT, {}).items()}
-        self.epoch = 0
 
-    def begin(self, generator: torch.Generator) -> None:
+    def begin(self, epoch: int, generator: torch.Generator) -> None:
         """A new epoch."""
+        self.epoch, self.generator = epoch, generator
         self.synthesis.begin(generator)
         self.parts.done = {}
 
-    def restore(self, state: State, done: dict[str, int], generator: torch.Generator) -> None:
+    def restore(self, epoch: int, state: State, done: dict[str, int], generator: torch.Generator) -> None:
         """An epoch that was stopped."""
+        self.epoch, self.generator = epoch, generator
         kept = {name: t.to(self.device) for name, t in state.groups[SYNTHESIS].items()}
         self.synthesis.restore(kept, done["synthesis"], generator)
         self.parts.done = dict(done)
 
-    def rest(self, epoch: int, generator: torch.Generator) -> Iterator[Midway]:
+    def rest(self) -> Iterator[Midway]:
         """What is left of the epoch; whenever a checkpoint is due, what it needs."""
-        s, self.epoch = self.settings, epoch
+        s = self.settings
         for _ in self.parts.run("synthesis", self._synthesise, s.steps):
             yield self._midway()
         images = torch.cat([batch for _, batch in sorted(self.kept.items())])
         shape = (s.kd_steps, s.batch)
-        rows = torch.randint(len(images), shape, generator=generator).to(self.device)
-        crops = draw_crops(s.kd_steps * s.batch, "crop", generator).view(*shape, 3).to(self.device)
+        rows = torch.randint(len(images), shape, generator=self.generator).to(self.device)
+        crops = draw_crops(s.kd_steps * s.batch, "crop", self.generator).view(*shape, 3).to(self.device)
         for _ in self.parts.run(
             "distillation", lambda number: self.learn(images[rows[number]], crops[number]), s.kd_steps
         ):
             yield self._midway()
 
-    def kept_groups(self) -> dict[str, Tensor]:
-        """The batches, for a state."""
-        return dict(self.kept)
+    def groups(self) -> Groups:
+        """The batches and, after the last epoch, images to go home."""
+        last = self.epoch + 1 == self.settings.epochs
+        return {KEPT: dict(self.kept), **(self._synthetic(self.settings.replayed) if last else {})}
 
-    def synthetic(self, n: int) -> dict[str, dict[str, Tensor]]:
+    def _synthetic(self, n: int) -> Groups:
         """So many images of the last batches in bytes, and what the panel says of them."""
         if n == 0:
             return {}
@@ -245,7 +237,7 @@ class _AtWork:
         return {SYNTHETIC: {"images": to_pixels(images).cpu(), "labels": labels.cpu()}}
 
     def _midway(self) -> Midway:
-        return Midway({SYNTHESIS: self.synthesis.state(), KEPT: self.kept_groups()}, dict(self.parts.done))
+        return Midway({SYNTHESIS: self.synthesis.state(), KEPT: dict(self.kept)}, dict(self.parts.done))
 
     def _synthesise(self, number: int) -> None:
         self.synthesis.start()

@@ -21,7 +21,7 @@ from torch import Tensor
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay, each
 from wardround.methods.base import Context
-from wardround.methods.distilled import Distilled, DistilledSettings, Epochs, Midway
+from wardround.methods.distilled import Distilled, DistilledSettings, Epochs, Groups, Midway
 from wardround.methods.parts import Parts
 from wardround.methods.state import State
 from wardround.settings import Count
@@ -50,16 +50,7 @@ class DeepInversion(Distilled):
     def epochs(self, ctx: Context, state: State, members: list[Member], student: Student, begun: int) -> Epochs:
         """A synthesis, then distillation over all images so far."""
         work = _AtWork(self, ctx, members, student, state)
-        for epoch in range(begun, self.settings.epochs):
-            student.set_rate(self.rate(epoch))
-            generator = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
-            midway = state.facts.get("midway") if epoch == begun else None
-            if midway is None:
-                work.begin(generator)
-            else:
-                work.restore(state, midway, generator)
-            yield from work.rest(epoch, generator)
-            yield epoch, {POOL: dict(work.pool)}
+        yield from self.through(ctx, state, work, student, begun)
 
 
 class _AtWork:
@@ -80,34 +71,40 @@ class _AtWork:
         self.trail.load(state)
         self.pool = dict(state.groups.get(POOL, {}))
 
-    def begin(self, generator: torch.Generator) -> None:
+    def begin(self, epoch: int, generator: torch.Generator) -> None:
         """A new epoch."""
+        self.epoch, self.generator = epoch, generator
         self.synthesis.begin(generator)
         self.last = self.best = self.synthesis.images.detach().clone()
         self.lowest = torch.full((), torch.inf, device=self.device)
         self.parts.done = {}
 
-    def restore(self, state: State, done: dict[str, int], generator: torch.Generator) -> None:
+    def restore(self, epoch: int, state: State, done: dict[str, int], generator: torch.Generator) -> None:
         """An epoch that was stopped."""
+        self.epoch, self.generator = epoch, generator
         kept = {name: t.to(self.device) for name, t in state.groups[SYNTHESIS].items()}
         self.synthesis.restore(kept, done["synthesis"], generator)
         self.last, self.best, self.lowest = self.synthesis.images.detach().clone(), kept["best"], kept["lowest"]
         self.parts.done = dict(done)
 
-    def rest(self, epoch: int, generator: torch.Generator) -> Iterator[Midway]:
+    def rest(self) -> Iterator[Midway]:
         """What is left of the epoch; whenever a checkpoint is due, what it needs."""
         s = self.settings
         for _ in self.parts.run("synthesis", self._synthesise, s.steps):
             yield self._midway()
-        self.pool[f"{epoch:06d}"] = self.best if s.keep == "lowest" else self.last
+        self.pool[f"{self.epoch:06d}"] = self.best if s.keep == "lowest" else self.last
         images = torch.cat([placed(batch, self.device) for _, batch in sorted(self.pool.items())])
-        chosen = torch.randint(len(images), (s.kd_steps, s.batch), generator=generator).to(self.device)
+        chosen = torch.randint(len(images), (s.kd_steps, s.batch), generator=self.generator).to(self.device)
         for _ in self.parts.run("distillation", lambda number: self.learn(images[chosen[number]]), s.kd_steps):
             yield self._midway()
 
+    def groups(self) -> Groups:
+        """The pool."""
+        return {POOL: dict(self.pool)}
+
     def _midway(self) -> Midway:
         kept = {**self.synthesis.state(), "best": self.best, "lowest": self.lowest}
-        return Midway({SYNTHESIS: kept, POOL: dict(self.pool)}, dict(self.parts.done))
+        return Midway({SYNTHESIS: kept, **self.groups()}, dict(self.parts.done))
 
     def _synthesise(self, number: int) -> None:
         """An iterate's loss was measured before its last update, so it belongs to the images of the step before."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import Field
-from torch import Tensor
+from torch import Generator, Tensor
 
 from wardround.data.federation import Site
 from wardround.errors import BadInput, RunFailed
@@ -86,6 +86,22 @@ class Midway(NamedTuple):
 
 
 Epochs = Iterator[tuple[int, Groups] | Midway]
+
+
+class EpochWork(Protocol):
+    """What an epoch that begins with a synthesis is made of, able to stop after any step."""
+
+    def begin(self, epoch: int, generator: Generator) -> None:
+        """A new epoch; all that it draws comes from the generator."""
+
+    def restore(self, epoch: int, state: State, done: dict[str, int], generator: Generator) -> None:
+        """An epoch that was stopped after so many steps of each part."""
+
+    def rest(self) -> Iterator[Midway]:
+        """What is left of the epoch; whenever a checkpoint is due, what it needs."""
+
+    def groups(self) -> Groups:
+        """What must be kept of the epoch when it has ended, beside the student."""
 
 
 class Distilled(OneShot):
@@ -189,6 +205,19 @@ class Distilled(OneShot):
         Where an epoch takes long, `Midway` as often as `ctx.due()` says; it comes back as groups of the state, and
         its facts as `state.facts["midway"]`.
         """
+
+    def through(self, ctx: Context, state: State, work: EpochWork, student: Student, begun: int) -> Epochs:
+        """Epoch after epoch of such work."""
+        for epoch in range(begun, self.settings.epochs):
+            student.set_rate(self.rate(epoch))
+            generator = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
+            midway = state.facts.get("midway") if epoch == begun else None
+            if midway is None:
+                work.begin(epoch, generator)
+            else:
+                work.restore(epoch, state, midway, generator)
+            yield from work.rest()
+            yield epoch, work.groups()
 
     def rate(self, epoch: int) -> float:
         """The student's learning rate: a tenth after half of the epochs, a hundredth after three quarters.

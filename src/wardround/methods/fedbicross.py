@@ -22,9 +22,9 @@ What the paper leaves open, and what is done here:
   the default): those of synthetic images do not fit real ones.
 - `rehearsal` is ours, and 0 by default: more steps of Eq. 7 on images that were kept (`synthesis/rehearsal.py`).
 - The batch is split 80/20 by position; labels are cyclic, so both parts hold all classes alike.
-- Stage 3 trains as the site does, at `personal_lr`, and keeps the last epoch: Algorithm 1 has no validation images there,
-  and of a site's few the first epoch that is right about all would be taken. A site whose model is in no cluster gets
-  the largest cluster's.
+- Stage 3 trains as the site does, at `personal_lr`, and keeps the last epoch: Algorithm 1 has no validation images
+  there, and of a site's few the first epoch that is right about all would be taken. A site whose model is in no
+  cluster gets the largest cluster's.
 """
 
 from __future__ import annotations

@@ -69,16 +69,7 @@ class FedISCA(Distilled):
         self.trail.load(state)
         if state.groups.get(ADAPTED):
             work.adapted.restore(state.groups[ADAPTED])
-        for epoch in range(begun, self.settings.epochs):
-            student.set_rate(self.rate(epoch))
-            generator = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
-            midway = state.facts.get("midway") if epoch == begun else None
-            if midway is None:
-                work.begin(epoch, generator)
-            else:
-                work.restore(epoch, state, midway, generator)
-            yield from work.rest()
-            yield epoch, {ADAPTED: work.adapted.statistics()}
+        yield from self.through(ctx, state, work, student, begun)
 
 
 class _AtWork:
@@ -123,14 +114,12 @@ class _AtWork:
             ("distillation", self._distil, self.settings.steps),
         ):
             for _ in self.parts.run(part, step, total):
-                yield Midway(self._groups(), dict(self.parts.done))
+                midway = {**self.groups(), SYNTHESIS: self.synthesis.state(), **self.memory.groups()}
+                yield Midway(midway, dict(self.parts.done))
 
-    def _groups(self) -> Groups:
-        return {
-            ADAPTED: self.adapted.statistics(),
-            SYNTHESIS: self.synthesis.state(),
-            **self.memory.groups(),
-        }
+    def groups(self) -> Groups:
+        """The adapted statistics persist over epochs."""
+        return {ADAPTED: self.adapted.statistics()}
 
     # Steps ------------------------------------------------------------------------------------------------------------
 
