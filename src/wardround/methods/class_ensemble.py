@@ -73,13 +73,17 @@ class ClassEnsemble(Panel):
         return Answer(ctx.bundle("answer", site.name, groups), answer.memory)
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
-        """Keep every usable model, and its site's counts."""
+        """Keep every usable model, and what its site has seen."""
         for kept in super().absorb(ctx, state, answers):
-            counts = {site: answers[site].group(LABEL_COUNTS)["counts"] for site in kept.groups}
-            for site, found in counts.items():
-                if int(found.min()) < 0:
-                    raise RunFailed(f"the label counts of {site} cannot be used: it sent a number below 0")
-            yield with_counts(kept, counts)
+            yield with_counts(kept, self.seen(ctx, kept, answers))
+
+    def seen(self, ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> dict[str, Tensor]:
+        """The counts of every site whose model is kept."""
+        counts = {site: answers[site].group(LABEL_COUNTS)["counts"] for site in kept.groups}
+        for site, found in counts.items():
+            if int(found.min()) < 0:
+                raise RunFailed(f"the label counts of {site} cannot be used: it sent a number below 0")
+        return counts
 
     def deliver(self, ctx: Context, state: State) -> dict[str, Bundle]:
         """All models and their sites' counts to all sites."""

@@ -26,7 +26,7 @@ Why T = 3, 100 images of doubt, sharpness 5: chosen by test accuracy on blood ce
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -41,7 +41,7 @@ from wardround.learn import pairs
 from wardround.learn.evaluate import network_outputs
 from wardround.learn.predictor import Member, Predictor
 from wardround.methods.base import Answer, Context, Work
-from wardround.methods.class_ensemble import LABEL_COUNTS, ClassEnsemble, with_counts
+from wardround.methods.class_ensemble import LABEL_COUNTS, ClassEnsemble
 from wardround.methods.ensemble import panel_members
 from wardround.methods.personal_prior import Judge
 from wardround.methods.state import State
@@ -91,10 +91,9 @@ class Consult(ClassEnsemble):
         bundle = ctx.bundle("answer", site.name, {**groups, **told(self.settings.counts, counts)})
         return replace(answer, bundle=bundle)
 
-    def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
-        """Keep every usable model, and what its site has seen."""
-        for kept in super(ClassEnsemble, self).absorb(ctx, state, answers):
-            yield with_counts(kept, seen_by_sites(ctx, kept, answers))
+    def seen(self, ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> dict[str, Tensor]:
+        """What sites tell, or what their models do."""
+        return seen_by_sites(ctx, kept, answers)
 
     def predictor(self, ctx: Context, state: State) -> Predictor:
         """The panel."""
