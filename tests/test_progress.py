@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from wardround import progress
-from wardround.progress import Bars, Silent
+from wardround.progress import Bars, Lines, Silent
 
 ERASE_LINE = "\x1b[2K"
 
@@ -34,6 +34,22 @@ def test_silent_shows_nothing(capfd: pytest.CaptureFixture[str]) -> None:
         advance()  # one too many is no matter
     silent.say("a note")
     assert capfd.readouterr() == ("", "")
+
+
+def test_lines_are_for_a_log_and_cannot_steer_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    with Lines().task("training", 2) as advance:
+        advance()
+    Lines().say("a note on \x1b]0;title\x07.png")
+    assert capfd.readouterr() == ("", "a note on \\x1b]0;title\\x07.png\n")
+
+
+def test_what_a_file_is_called_cannot_steer_the_terminal(bars: Bars, screen: io.StringIO) -> None:
+    with bars.task("scan\x1b]0;title\x07.npz", 1):
+        bars._bars.refresh()
+        bars.say("note: \x1b]0;title\x07.png")
+    assert "\x1b]0;" not in screen.getvalue()
+    assert "\x07" not in screen.getvalue()
+    assert screen.getvalue().count("\\x1b]0;title\\x07") >= 2
 
 
 def test_a_bar_shows_its_label_its_count_and_the_time_left_and_then_goes(bars: Bars, screen: io.StringIO) -> None:

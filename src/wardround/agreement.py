@@ -43,6 +43,7 @@ COORDINATOR = "coordinator"  # no site may be called so
 RESERVED = ("shared", COORDINATOR)
 # A folder or file of such a name cannot be made on Windows, whatever follows a dot.
 WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
+MOST_DAYS = 3650  # in a round
 # Of a run's settings, what is each party's own matter and not agreed.
 LOCAL_KEYS = {
     "name",
@@ -113,6 +114,14 @@ class Agreement(Frozen):
         if not fits_every_disk(name):
             raise ValueError("no folder of Windows can have this name; choose another")
         return name
+
+    @field_validator("deadline", mode="before")
+    @classmethod
+    def _days_are_days(cls, deadline: Any) -> Any:
+        """A number is one of days: left to itself, 0 would be taken for a date of 1970."""
+        if isinstance(deadline, int) and (isinstance(deadline, bool) or not 1 <= deadline <= MOST_DAYS):
+            raise ValueError(f"it should be a number of days from 1 to {MOST_DAYS}, or a date such as 2027-03-31")
+        return deadline
 
     @field_validator("sites")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,8 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from wardround.show import printable
 
 REDRAW_SECONDS = 0.1
 Advance = Callable[[], None]
@@ -38,6 +41,14 @@ class Silent:
 NO_PROGRESS = Silent()
 
 
+class Lines(Silent):
+    """What is said and no bars: for a log, or for whoever reads one later."""
+
+    def say(self, text: str) -> None:
+        """One line on standard error, in which nothing can steer a terminal."""
+        sys.stderr.write(f"{printable(text)}\n")
+
+
 class Bars(Silent):
     """Bars on a terminal. Steps may come from several threads, thousands a second: drawing is rationed."""
 
@@ -61,7 +72,7 @@ class Bars(Silent):
         if self._open == 0:
             self._bars.start()
         self._open += 1
-        bar = self._bars.add_task(label, total=total, completed=done)
+        bar = self._bars.add_task(printable(label), total=total, completed=done)
         lock = threading.Lock()
         drawn = time.monotonic()
 
@@ -85,4 +96,4 @@ class Bars(Silent):
 
     def say(self, text: str) -> None:
         """Printed above the bars."""
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(printable(text), highlight=False, markup=False)

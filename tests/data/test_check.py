@@ -185,6 +185,15 @@ def test_one_class_is_a_finding_and_a_missing_file_is_bad_input(
     assert main(["data", "check", "phantoms:80", "--out", str(tmp_path / "no" / "page.html")]) == 2
 
 
+def test_a_set_of_which_nothing_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a/0", "a/1", "b/0", "b/1"):
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / f"{name}.png").write_bytes(b"no picture")
+    assert main(["data", "check", str(tmp_path / "set"), "--out", str(tmp_path / "page.html")]) == 1
+    assert "unreadable files (4)" in capsys.readouterr().out
+    assert "a/0.png: cannot be read as a picture" in (tmp_path / "page.html").read_text()
+
+
 # The command ----------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from wardround.data.cache import Cache
+from wardround.data.check.inspected import inspect
 from wardround.data.folder import read_folder
+from wardround.data.greys import stretched
+from wardround.data.sources import load
+from wardround.data.tree import read_tree
 from wardround.errors import BadInput
 
 
@@ -145,14 +150,14 @@ def test_centre_crop_and_antialiased_resize(tmp_path: Path) -> None:
 def test_sizes_must_agree_without_a_size(tmp_path: Path) -> None:
     root = two_classes(tmp_path)
     picture(root / "b" / "99.png", size=(9, 9))
-    assert "8x8 and 9x9; pass a size" in refusal(root)
+    assert "99.png is 9x9, not 8x8 as the first; set data.size" in refusal(root)
     assert read_folder(root, size=4).train.size == 4
 
 
 def test_pictures_must_be_square_without_a_size(tmp_path: Path) -> None:
     for name in ("a/0", "a/1", "b/0", "b/1"):
         picture(tmp_path / f"{name}.png", size=(10, 6))
-    assert "10x6; pass a size" in refusal(tmp_path)
+    assert "is 10x6, not a square; set data.size" in refusal(tmp_path)
 
 
 def test_hidden_files_and_litter_are_passed_over(tmp_path: Path) -> None:
@@ -182,6 +187,30 @@ def test_folders_that_cannot_be(tmp_path: Path) -> None:
     assert f"{tmp_path / 'c'} holds no pictures" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize("names", [("train/a", "val/a"), ("Train/a", "Test/a"), ("train/a", "a")])
+def test_parts_by_half_are_not_taken_for_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        picture(tmp_path / name / "x.png")
+    assert "not both train and test; name the parts" in refusal(tmp_path)
+    with pytest.raises(BadInput) as caught:
+        read_tree(tmp_path)
+    assert "not both train and test; name the parts" in str(caught.value)
+
+
+def test_a_folder_is_read_from_the_cache_that_a_check_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "set"
+    for c in range(11):  # in the order of names, not of numbers
+        for i in range(4):
+            picture(root / str(c) / f"{i}.png", 10 * c + i)
+    expected = read_folder(root, size=4)
+    inspect(str(root), tmp_path / "data", size=4, keep=True)
+    monkeypatch.setattr(Cache, "_build", None)
+    monkeypatch.setattr("wardround.data.reading.decode_whole", None)  # everything must be there already
+    data = load(str(root), tmp_path / "data", size=4)
+    assert data.train.classes == ("0", "1", "10", "2", "3", "4", "5", "6", "7", "8", "9")
+    assert (data.train.sha256(), data.test.sha256()) == (expected.train.sha256(), expected.test.sha256())
+
+
 def test_a_stray_folder_beside_the_parts(tmp_path: Path) -> None:
     for name in ("train/a", "train/b", "test/b", "extra/a"):
         picture(tmp_path / name / "x.png")
@@ -189,7 +218,7 @@ def test_a_stray_folder_beside_the_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("x.dcm", "convert it"), ("x.png", "cannot be read"), ("x.gif", "convert it")]
+    ("name", "says"), [("x.dcm", "export it again"), ("x.png", "cannot be read"), ("x.gif", "convert it")]
 )
 def test_files_that_are_no_pictures(tmp_path: Path, name: str, says: str) -> None:
     root = two_classes(tmp_path)
@@ -215,16 +244,22 @@ def test_a_file_cut_short(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_sixteen_bit_grey_is_refused(tmp_path: Path, suffix: str) -> None:
-    root = two_classes(tmp_path)
-    Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(root / "a" / f"z.{suffix}")
-    assert "more than 8 bits" in refusal(root)
+def test_deep_grey_is_stretched_as_in_a_table(tmp_path: Path, suffix: str) -> None:
+    values = np.linspace(1000, 3000, 64).astype(np.uint16).reshape(8, 8)
+    for name in ("a/0", "a/1", "b/0", "b/1"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(values).save(tmp_path / f"{name}.{suffix}")
+    train = read_folder(tmp_path).train
+    assert train.images[0, 0].tolist() == stretched(values).tolist()
+    assert (train.images.min(), train.images.max()) == (0, 255)
 
 
-def test_float_pixels_are_refused(tmp_path: Path) -> None:
-    root = two_classes(tmp_path)
-    Image.fromarray(np.full((8, 8), 0.5, np.float32)).save(root / "a" / "z.tif")
-    assert "more than 8 bits" in refusal(root)
+def test_real_numbers_are_stretched_too(tmp_path: Path) -> None:
+    values = np.linspace(0, 1, 64, dtype=np.float32).reshape(8, 8)
+    for name in ("a/0", "a/1", "b/0", "b/1"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(values).save(tmp_path / f"{name}.tif")
+    assert read_folder(tmp_path).train.images[0, 0].tolist() == stretched(values).tolist()
 
 
 def test_sixteen_bit_colour_is_refused(tmp_path: Path) -> None:

@@ -102,3 +102,18 @@ def test_what_a_codec_prints_is_not_taken_for_an_answer(tmp_path: Path) -> None:
     (line,) = done.stdout.splitlines()
     assert json.loads(line)["error"] == ""
     assert b"a codec has something to say" in done.stderr
+
+
+def test_a_decoder_whose_asker_was_killed_ends_without_a_word(tmp_path: Path) -> None:
+    sources = files(tmp_path)[:3]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "wardround.data.decoder", json.dumps(vars(ALL))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    questions = b"".join(json.dumps([str(source.path), None]).encode() + b"\n" for source in sources)
+    assert process.communicate(questions)[1] == b""
+    assert process.returncode == 0

@@ -178,7 +178,7 @@ def test_grey_and_colour_become_colour_and_sizes_one(tmp_path: Path) -> None:
     lines = ["path,label", *(f"{name},{i % 2}" for i, name in enumerate(names)), "c.jpg,0"]
     data = load(str(table(tmp_path, lines)), tmp_path, size=8)
     assert data.train.images.shape[1:] == (3, 8, 8)
-    assert "c.jpg is 20x10, not 8x8 as the first; set data.size" in refusal(table(tmp_path, lines))
+    assert "c.jpg is 20x10, not a square; set data.size" in refusal(table(tmp_path, lines))
 
 
 LINES = ["path,label", "0.png,a", "1.png,b", "2.png,a", "3.png,b"]
@@ -191,6 +191,9 @@ LINES = ["path,label", "0.png,a", "1.png,b", "2.png,a", "3.png,b"]
         (["path,label"], "has no lines"),
         (["Path,label", "0.png,a"], "rename 'Path'"),
         (["path,label,label", "0.png,a,b"], "two columns 'label'"),
+        (["path,label,Patient", "0.png,a,7"], "has a column 'Patient'; call it 'patient' if it is that"),
+        (["path,label,patient_id", "0.png,a,7"], "has a column 'patient_id'; call it 'patient' if it is that"),
+        (["path,label,Split", "0.png,a,test"], "has a column 'Split'; call it 'split' if it is that"),
         ([*LINES, "9.png,a"], "line 6 names 9.png, which does not exist"),
         ([*LINES, "0.png"], "line 6 has 1 cells, not 2"),
         ([*LINES, "4.png,"], "line 6 has no label"),
@@ -247,6 +250,31 @@ def test_without_patient_ids_files_are_drawn(tmp_path: Path) -> None:
     data = load(str(tmp_path / "scans"), tmp_path)
     assert data.train.patients is None
     assert (len(data.train), len(data.test)) == (10, 2)
+
+
+def test_one_file_without_a_patient_does_not_split_the_others(tmp_path: Path) -> None:
+    dicoms(tmp_path / "scans")
+    write_dicom(tmp_path / "scans" / "a" / "anonymous", np.full((8, 8), 99, np.uint8), PatientID="")
+    Image.new("L", (8, 8), 77).save(tmp_path / "scans" / "b" / "photo.png")
+    data = load(str(tmp_path / "scans"), tmp_path)
+    assert data.train.patients is not None
+    assert data.test.patients is not None
+    assert not set(data.train.patients.tolist()) & set(data.test.patients.tolist())
+    assert len({*data.train.patients.tolist(), *data.test.patients.tolist()}) == 4 + 2
+    assert "no patient in two parts (files that do not say whose they are: 2), " in data.provenance
+
+
+def test_one_id_for_everybody_says_how_to_go_on(tmp_path: Path) -> None:
+    dicoms(tmp_path / "scans", PatientID="ANONYMOUS")
+    assert "too few patients of class a: two are needed" in refusal(tmp_path / "scans")
+    assert "set data.by_patient=false" in refusal(tmp_path / "scans")
+    assert len(load(str(tmp_path / "scans"), tmp_path, by_patient=False).test) == 2
+
+
+def test_an_index_beside_the_classes_is_passed_over(tmp_path: Path) -> None:
+    dicoms(tmp_path / "scans")
+    (tmp_path / "scans" / "DICOMDIR").write_bytes(b"")
+    assert len(load(str(tmp_path / "scans"), tmp_path).train) == 6
 
 
 def test_the_folder_may_have_parts(tmp_path: Path) -> None:

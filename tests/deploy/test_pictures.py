@@ -12,9 +12,9 @@ from PIL import Image
 
 from deploy.samples import TASK, grain, picture
 from dicoms import write_dicom
-from wardround.data.decode import decode, fitted
+from wardround.data.decode import decode
 from wardround.data.folder import read_folder
-from wardround.data.picture import read_picture
+from wardround.data.reading import Source, Wish, read_all
 from wardround.deploy.about import Task
 from wardround.deploy.pictures import Failure, Pictures, named
 from wardround.errors import BadInput
@@ -76,11 +76,11 @@ def test_a_model_sees_what_the_reader_of_folders_reads(
     """The resizing here is the one of training."""
     shape = (height, width, 3) if colour else (height, width)
     file = grain(tmp_path_factory.getbasetemp() / "grain.png", shape)
-    assert np.array_equal(fitted(read_picture(file, None), side), read_picture(file, side))
     task = Task(classes=("a", "b"), channels=3 if colour else 1, size=side)
     images, _, notes = read(task, file)
-    wanted = read_picture(file, side).reshape(side, side, -1)
-    assert np.array_equal(images[str(file)].permute(1, 2, 0).numpy(), wanted)
+    (wanted,) = read_all([Source(file)], Wish(side))
+    expected = wanted.pictures[0].reshape(side, side, -1)
+    assert np.array_equal(images[str(file)].permute(1, 2, 0).numpy(), expected)
     assert bool(notes) == ((height, width) != (side, side))
 
 

@@ -84,6 +84,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "bytes that are no number": {"bytes": "all"},
     "metrics": {"metrics": [1.0]},
     "a metric that is no number": {"metrics": {"accuracy": "high"}},
+    "a flood of metrics": {"metrics": {f"metric {number}": 0.5 for number in range(101)}},
     "a metric that is a whole number": {"metrics": {"accuracy": 1}},
     "a metric with a name of control characters": {"metrics": {"\x1b]0;title\x07": 1.0}},
     "privacy": {"privacy": {"epsilon": None}},
@@ -240,6 +241,7 @@ def other_groups(**groups: dict[str, torch.Tensor]) -> bytes:
 UNDECLARED: dict[str, tuple[bytes, str]] = {
     "NaN": (not_finite("parameters", "w", float("nan")), "parameters/w holds NaN or infinite values"),
     "infinity": (not_finite("parameters", "b", -float("inf")), "parameters/b holds NaN or infinite values"),
+    "fewer images than none": (not_finite("size", "images", -5), "size/images holds numbers below 0"),
     "another shape": (
         other_groups(**{**bundle().groups, "parameters": {"w": torch.zeros(3, 2), "b": torch.zeros(2)}}),
         r"parameters/w is \(\(3, 2\), 'float32'\), declared is",

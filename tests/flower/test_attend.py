@@ -59,6 +59,13 @@ def test_the_policy_is_the_sites_own(node: dict[str, str], tmp_path: Path) -> No
     assert attend(call(ANSWER), 7, {**node, "policy": str(other)}).parcel != b""
 
 
+def test_an_answer_is_not_sent_again_once_the_site_has_forbidden_it(node: dict[str, str], tmp_path: Path) -> None:
+    assert attend(call(ANSWER), 7, node).parcel != b""
+    (tmp_path / ONE / "policy.toml").write_text('never_groups = ["statistics"]\n')
+    reply = attend(call(ANSWER), 7, node)
+    assert (reply.parcel, reply.words) == (b"", "refused by policy rule never_groups")
+
+
 def test_names_of_files_do_not_leave(
     node: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

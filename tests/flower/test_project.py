@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_ssh_priv
 from flwr.cli.build import build_fab_from_disk
 
 from commands import Captured, cli, ok
-from remote.parties import agreement
+from remote.parties import KEYS, agreement
 from wardround.agreement import write_agreement
 from wardround.errors import BadInput
 from wardround.remote.flower import gate, launch
@@ -79,10 +79,29 @@ def zipped(*entries: tuple[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
+def flipped(bundle: bytes, *places: int) -> bytes:
+    """With other bits at these places."""
+    changed = bytearray(bundle)
+    for place in places:
+        changed[place] ^= 0xFF
+    return bytes(changed)
+
+
+def locked(bundle: bytes) -> bytes:
+    """As if a password were needed."""
+    changed = bytearray(bundle)
+    for place in (6, bundle.index(b"PK\x01\x02") + 8):
+        changed[place] |= 1
+    return bytes(changed)
+
+
 @pytest.mark.parametrize(
     "bundle",
     [
         b"",
+        flipped(zipped(("pyproject.toml", b"[tool.flwr.app]\n" * 50)), 50, 52),
+        locked(zipped(("pyproject.toml", b"[tool]"))),
+        zipped(("pyproject.toml", b"x = " + b"[" * 20_000)),
         b"no archive",
         zipped(),
         zipped(("pyproject.toml", b"\xff")),
@@ -191,6 +210,9 @@ def test_a_nodes_key_is_what_flower_wants(tmp_path: Path) -> None:
     assert private.public_key() == load_ssh_public_key(public.read_bytes())
     with pytest.raises(BadInput, match="exists already"):
         make_node_key(tmp_path / "node.key")
+    with pytest.raises(BadInput, match=r"node\.pub exists, and may be the half of another key"):
+        make_node_key(tmp_path / "node.pem")
+    assert not (tmp_path / "node.pem").exists()
 
 
 # Commands -------------------------------------------------------------------------------------------------------------
@@ -242,10 +264,20 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: C
     assert (code, err.startswith("error: this needs your images")) == (2, True)
     code, _, err = cli(capsys, "flower", "node", "--data", "x", "--ca", "nowhere.crt")
     assert (code, err) == (2, "error: there is no nowhere.crt; check the path\n")
+    (tmp_path / "ca.crt").touch()
+    code, _, err = cli(capsys, "flower", "node", "--data", "x")
+    assert (code, err.startswith("error: cannot read site.key: ")) == (2, True)
+    KEYS["site-1"].save(tmp_path / "site.key")
+    (tmp_path / "policy.toml").write_text("method = 1\n")
+    code, _, err = cli(capsys, "flower", "node", "--data", "x")
+    assert (code, err.startswith("error: policy.toml: there is no rule 'method'")) == (2, True)
+    for seconds in ("0", "-1", "nan", "inf"):
+        code, _, err = cli(capsys, "flower", "app", "other", "--round-seconds", seconds)
+        assert (code, err.startswith("error: a round cannot wait for ")) == (2, True)
+    assert not (tmp_path / "other").exists()
     code, _, err = cli(capsys, "flower", "run", "nowhere")
     assert (code, "write the project with: wardround flower app" in err) == (2, True)
     monkeypatch.setattr(launch.shutil, "which", lambda *_, **__: None)
-    (tmp_path / "ca.crt").touch()
     for command in (("run", "app"), ("register", "app", "node.pub"), ("superlink",), ("node", "--data", "x")):
         code, _, err = cli(capsys, "flower", *command)
         assert (code, err.endswith("install it with: pip install 'wardround[flower]'\n")) == (2, True)

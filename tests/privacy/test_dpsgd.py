@@ -18,7 +18,7 @@ from wardround.learn.fit import Fit, Objective, Recipe, Step, Teacher
 from wardround.learn.pixels import normalise
 from wardround.models import NetSpec, Weights, build, fresh
 from wardround.privacy import per_image
-from wardround.privacy.account import ORDERS, Account, Spent, noise_for, rate_and_steps
+from wardround.privacy.account import ORDERS, Account, Spent, least_epsilon, noise_for, rate_and_steps
 from wardround.privacy.dpsgd import Mechanism, cost, identity, train_private
 from wardround.privacy.secret import Secret
 from wardround.streams import Streams
@@ -297,6 +297,12 @@ def test_the_noise_for_an_epsilon_keeps_within_it(epsilon: float) -> None:
 
 def test_batches_larger_than_the_site_take_every_image() -> None:
     assert rate_and_steps(7, 64, 3) == (1.0, 3)
+
+
+@pytest.mark.parametrize("delta", [1e-7, 1e-5, 0.1])
+def test_endless_noise_costs_the_least_epsilon(delta: float) -> None:
+    endless = Account(delta, (Spent(1e9, 0.01, 1),)).epsilon()
+    assert least_epsilon(delta) == pytest.approx(max(0.0, endless), abs=1e-9)
 
 
 def test_an_epsilon_out_of_reach_is_refused() -> None:

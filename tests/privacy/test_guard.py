@@ -56,6 +56,7 @@ def guard(method: str = "fedavg", **changes: Any) -> Guard:
         ("fedavg", {"train": {"checkpointing": True}}, "train.checkpointing"),
         ("class-ensemble", {}, "class-ensemble sends label_counts, .* set privacy.counts_epsilon"),
         ("class-ensemble", {"privacy": {"epsilon": 3.0, "counts_epsilon": 3.0}}, "noised counts alone cost"),
+        ("fedavg", {"privacy": {"epsilon": 0.001}}, "privacy.epsilon = 0.001 cannot be reached with any noise"),
         ("fedavg", {"privacy": {"feature_noise": 1.0}}, "privacy.feature_clip, which is not set"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +125,23 @@ def test_keys(place: Path, capsys: Captured) -> None:
     assert "not a public key" in refused(capsys, "key", "show", "wardround-key-1 short")
 
 
+def test_a_public_key_that_an_editor_of_windows_has_saved(place: Path, capsys: Captured) -> None:
+    ok(capsys, "key", "new", "site.key")
+    text = (place / "site.pub").read_text()
+    (place / "SITE2.PUB").write_bytes(b"\xef\xbb\xbf" + text.strip().encode() + b"\r\n")
+    assert ok(capsys, "key", "show", "SITE2.PUB") == ok(capsys, "key", "show", "site.key")
+
+
+def test_a_new_key_takes_nothing_of_another_away(place: Path, capsys: Captured) -> None:
+    assert "would be the name of both halves" in refused(capsys, "key", "new", "site.pub")
+    assert not (place / "site.pub").exists()
+    ok(capsys, "key", "new", "site.key")
+    before = (place / "site.pub").read_bytes()
+    assert "site.pub exists, and may be the half of another key" in refused(capsys, "key", "new", "site.pem")
+    assert (place / "site.pub").read_bytes() == before
+    assert not (place / "site.pem").exists()
+
+
 def test_a_new_study(place: Path, capsys: Captured) -> None:
     said = ok(capsys, "study", "new", *NEW, "--name", "leaves", "--quorum", "1", "--deadline", "2027-03-31")
     assert "coordinator.key" in said
@@ -164,6 +183,8 @@ def test_settings_that_are_not_agreed_on_are_named(place: Path, capsys: Captured
     [
         (["--classes", "a"], "task.classes"),
         (["--classes", "a,b", "--sites", "no/rth"], "is no name for a site"),
+        (["--classes", "a,b", "--sites", "x,y,x"], "--sites names x twice"),
+        (["--classes", "a,b", "--deadline", "0"], "a number of days from 1 to 3650"),
         (["--classes", "a,b", "--method", "nothing"], "there is no method 'nothing'"),
         (["--classes", "a,b", "--deadline", "soon"], "neither a number of days nor a date"),
         (["--classes", "a,b", "--sites", "x", "--quorum", "2"], "the quorum of 2 is more than the 1 sites"),
@@ -285,9 +306,41 @@ def test_one_bad_parcel_does_not_keep_the_others_out(three: Path, capsys: Captur
     code, out, err = cli(capsys, "hub", "collect", *parcels, "--study", "hub/study.toml")
     assert code == 2
     assert "refused: bad-answer.parcel is not a parcel" in out
-    assert "stored: north, round 1" in out
+    assert re.search(r"stored: north, round 1, says [1-9][0-9,]* images, ", out)
     assert "1 of 2 parcels refused" in err
     assert "already here: north" in hub(capsys, "collect", "north/outbox")
+
+
+def test_a_copy_that_a_file_manager_has_renamed_is_found_in_its_folder(three: Path, capsys: Captured) -> None:
+    train(capsys, "north")
+    (made,) = (three / "north" / "outbox").iterdir()
+    made.rename(made.with_name("study-north-round1-answer (1).parcel"))
+    assert "stored: north, round 1" in hub(capsys, "collect", "north/outbox")
+
+
+def test_a_refusal_names_the_file_that_was_given(three: Path, capsys: Captured) -> None:
+    train(capsys, "north")
+    (three / "north" / "study.toml").rename(three / "north" / "old.toml")
+    other = (three / "north" / "old.toml").read_text().replace("seed = 0", "seed = 1")
+    (three / "hub" / "study.toml").write_text(other)
+    code, out, _ = cli(capsys, "hub", "collect", "north/outbox", "--study", "hub/study.toml")
+    assert code == 2
+    assert "refused: another study: " in out
+    assert "(north/outbox/study-north-round1-answer.parcel)" in out
+
+
+def test_only_a_site_that_took_part_in_the_last_round_is_said_to_be_in_it(three: Path, capsys: Captured) -> None:
+    (three / "hub" / "study.toml").unlink()
+    ok(capsys, "study", "new", "hub/study.toml", *NEW, "--quorum", "1", "--rounds", "2")
+    for name in ("north", "south"):
+        ok(capsys, "study", "add-site", "hub/study.toml", name, f"{name}/site.pub")
+    shutil.copy(three / "hub" / "study.toml", three / "north")
+    train(capsys, "north")
+    hub(capsys, "collect", "north/outbox")
+    assert "round 1: 1 of 2 answers, 1 needed" in hub(capsys, "status")
+    hub(capsys, "step", "--now", "--device", "cpu")
+    assert "was made with it" not in hub(capsys, "withdraw", "south")
+    assert "was made with it" in hub(capsys, "withdraw", "north")
 
 
 def test_withdraw_and_reopen(three: Path, capsys: Captured) -> None:
@@ -301,6 +354,16 @@ def test_withdraw_and_reopen(three: Path, capsys: Captured) -> None:
     hub(capsys, "step", "--device", "cpu")
     assert [file.name for file in (three / "hub" / "outbox").iterdir()] == ["study-north-round1-delivery.parcel"]
     assert "1 of 1 answers" in hub(capsys, "reopen")
+
+
+@pytest.mark.parametrize("name", ["my hospital", "it's here"])
+def test_a_command_that_is_printed_can_be_copied(three: Path, capsys: Captured, name: str) -> None:
+    (three / "north").rename(three / name)
+    said = ok(capsys, "site", "train", f"{name}/study.toml", "--data", "north.npz", "--device", "cpu")
+    (line,) = (line for line in said.splitlines() if line.startswith("Look closer with: "))
+    program, *arguments = shlex.split(line.removeprefix("Look closer with: "))
+    assert program == "wardround"
+    assert "verified" in ok(capsys, *arguments)
 
 
 def test_what_is_printed_cannot_steer_the_terminal(capsys: Captured) -> None:

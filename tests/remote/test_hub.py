@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from wardround.exchange import parcel as parcels
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.keys import PrivateKey
 from wardround.exchange.parcel import read_manifest, read_parcel, write_parcel
+from wardround.progress import Lines
 from wardround.record import absorbing
 from wardround.remote.hub import Hub
 from wardround.remote.trust import Trust
+from wardround.remote.workplace import Workplace
 
 ONE, TWO, THREE = SITES
 NEW = PrivateKey(b"n" * 32)
@@ -51,13 +54,20 @@ def copy_of(parcel: Path) -> Path:
     return Path(shutil.copy(parcel, parcel.parents[2] / parcel.name))
 
 
-def forged(parties: Parties, of: str, target: Path, key: PrivateKey | None = None, **changes: Any) -> Path:
-    """The upload of a site with something about its envelope, or its signer, changed."""
+def forged(
+    parties: Parties,
+    of: str,
+    target: Path,
+    key: PrivateKey | None = None,
+    change: Callable[[Bundle], Bundle] = lambda bundle: bundle,
+    **changes: Any,
+) -> Path:
+    """The upload of a site with something about its envelope, its signer or its tensors changed."""
     own = {key.public.fingerprint: key.public for key in KEYS.values()}
     manifest = read_manifest(upload(parties, of), own)
     payload = parties.hub().method.payload(parties.hub().study, of)
     _, bundle = read_parcel(upload(parties, of), own, payload, manifest.envelope)
-    changed = Bundle(replace(bundle.envelope, **changes), bundle.groups)
+    changed = change(Bundle(replace(bundle.envelope, **changes), bundle.groups))
     write_parcel(target, changed, key or KEYS[of], made=TIME)
     return target
 
@@ -86,6 +96,49 @@ def test_an_upload_is_stored_once(parties: Parties) -> None:
     assert stored.read_bytes() == upload(parties, ONE).read_bytes()
 
 
+def test_a_damaged_copy_of_what_is_here_is_not_told_to_be_here(parties: Parties) -> None:
+    hub = parties.hub()
+    hub.collect(upload(parties, ONE))
+    damaged = copy_of(upload(parties, ONE))
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    before = tree(hub.folder)
+    with pytest.raises(BadInput, match=r"the body of .* is not the one that was signed"):
+        hub.collect(damaged)
+    assert tree(hub.folder) == before
+
+
+def test_an_upload_under_a_key_that_was_revoked_since_is_not_told_to_be_here(parties: Parties) -> None:
+    parties.hub().collect(upload(parties, ONE))
+    trust = parties.trust().replace(ONE, NEW.public.text(), "2026-03-02")
+    refused(parties.hub(trust), upload(parties, ONE), "revoked key")
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value"),
+    [("size", "images", -9), ("counters", "num_batches_tracked", -1), ("statistics", "running_var", -0.5)],
+)
+def test_numbers_that_nothing_can_have_are_refused_and_leave_the_average_alone(
+    parties: Parties, tmp_path: Path, group: str, name: str, value: float
+) -> None:
+    hub, made = parties.hub(), tmp_path / "made.parcel"
+
+    def spoiled(bundle: Bundle) -> Bundle:
+        (path, *_) = (path for path in bundle.groups[group] if path.endswith(name))
+        tensors = {**bundle.groups[group], path: torch.full_like(bundle.groups[group][path], value)}
+        return replace(bundle, groups={**bundle.groups, group: tensors})
+
+    with pytest.MonkeyPatch.context() as patch:  # whoever forges one does not look at it
+        patch.setattr(parcels, "refuse_impossible", lambda bundle: None)
+        forged(parties, TWO, made, change=spoiled)
+    hub.standing()
+    before = tree(hub.folder)
+    with pytest.raises(BadInput, match=f"^{made}: .* {group}/.*{name} holds numbers below 0, which it cannot have"):
+        hub.collect(made)
+    assert tree(hub.folder) == before
+
+
 def test_refusals_by_name(parties: Parties, tmp_path: Path) -> None:
     hub = parties.hub()
     hub.collect(upload(parties, ONE))
@@ -110,17 +163,22 @@ def test_an_answer_that_does_not_hold_what_was_declared_is_not_stored(parties: P
     write_parcel(made, Bundle(envelope, {"images": {"x": torch.zeros(3)}}), KEYS[TWO], made=TIME)
     hub.standing()
     before = tree(hub.folder)
-    with pytest.raises(BadInput, match="did not declare"):
+    with pytest.raises(BadInput, match=f"^{made}: .* did not declare"):
         hub.collect(made)
     assert tree(hub.folder) == before
 
 
-def test_another_version_of_the_program(parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_the_program(
+    parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = tmp_path / "made.parcel"
     monkeypatch.setattr(parcels, "__version__", "0.2.0")
     refused(parties.hub(), forged(parties, TWO, made), "other version")
     monkeypatch.setattr(parcels, "__version__", "0.1.7")
-    assert parties.hub().collect(forged(parties, TWO, made))[1]
+    hub = parties.hub()
+    hub.progress = Lines()
+    assert hub.collect(forged(parties, TWO, made))[1]
+    assert "note: site-2 runs wardround 0.1.7, this machine" in capsys.readouterr().err
 
 
 def test_a_corrected_answer_replaces_the_first(parties: Parties, tmp_path: Path) -> None:
@@ -317,7 +375,8 @@ def test_a_site_with_a_new_key_signs_its_answer_again(parties: Parties, monkeypa
         parties.hub(trust).step()
     body = read_manifest(old, parties.trust().signers(ONE)).sha256
     monkeypatch.setitem(KEYS, ONE, NEW)
-    again = parties.desk(ONE, trust).train(None)  # type: ignore[arg-type]  # it needs no images
+    monkeypatch.setattr(Workplace, "do", lambda *given: pytest.fail("it trained"))
+    again = parties.desk(ONE, trust).train(parties.sites[ONE])
     assert read_manifest(again, {NEW.public.fingerprint: NEW.public}).sha256 == body
     assert parties.hub(trust).collect(again, replace=True)[1]
     assert len(parties.hub(trust).step()) == 3
@@ -344,7 +403,7 @@ def test_a_coordinator_with_a_new_key_signs_its_parcels_again(
 def test_what_a_revoked_key_signs_is_refused_by_name(parties: Parties, tmp_path: Path) -> None:
     trust = parties.trust().replace(TWO, "", "2026-03-02")
     refused(parties.hub(trust), upload(parties, TWO), "revoked key")
-    with pytest.raises(BadInput, match="no site of study tiny has the key"):
+    with pytest.raises(BadInput, match=r"^revoked key: the key .* of site-2 was revoked here on 2026-03-02; .* --key"):
         parties.desk(TWO, trust)
 
 

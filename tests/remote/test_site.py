@@ -16,6 +16,7 @@ from wardround.exchange.bundle import Bundle
 from wardround.exchange.parcel import read_manifest, read_parcel, write_parcel
 from wardround.exchange.policy import Policy, Refused
 from wardround.learn.trainer import Trainer
+from wardround.remote.register import Register
 
 ONE, TWO, THREE = SITES
 
@@ -23,6 +24,14 @@ ONE, TWO, THREE = SITES
 @pytest.fixture
 def parties(tmp_path: Path) -> Parties:
     return Parties(tmp_path, agreement())
+
+
+def body_hash(parcel: Path, parties: Parties) -> str:
+    return read_manifest(parcel, parties.trust().signers(*SITES)).sha256
+
+
+def replace_rules(**changes: Any) -> Policy:
+    return OPEN.model_copy(update=changes)
 
 
 def steps(patch: pytest.MonkeyPatch) -> list[int]:
@@ -45,6 +54,32 @@ def test_a_request_that_comes_twice_gets_the_stored_bytes(parties: Parties, monk
     assert parties.answer(ONE).read_bytes() == data
     assert tree(parties.root) == before
     assert trained == []
+
+
+def test_a_corrected_answer_is_made_anew_and_taken_in_the_place_of_the_first(parties: Parties) -> None:
+    wrong, right = parties.sites[TWO], parties.sites[ONE]
+    first = parties.desk(ONE).train(replace(right, train=wrong.train))
+    parties.hub().collect(first)
+    assert parties.desk(ONE).train(right).read_bytes() == first.read_bytes()
+    second = parties.desk(ONE).train(right, anew=True)
+    parties.hub().collect(second, replace=True)
+    assert parties.desk(ONE).train(right).read_bytes() == second.read_bytes()
+    straight = Parties(parties.root / "straight", agreement())
+    assert body_hash(second, parties) == body_hash(straight.answer(ONE), straight)
+    third = parties.desk(ONE).train(replace(right, train=wrong.train), anew=True)
+    assert body_hash(third, parties) != body_hash(straight.answer(ONE), straight)
+
+
+def test_an_answer_that_is_made_anew_writes_over_nothing_that_counts(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, before = parties.answer(ONE).read_bytes(), tree(parties.root)
+    with monkeypatch.context() as patch:
+        patch.setattr(Register, "commit", lambda *given: pytest.fail("killed before the commit"))
+        with pytest.raises(pytest.fail.Exception):
+            parties.desk(ONE).train(parties.sites[ONE], anew=True)
+    assert parties.answer(ONE).read_bytes() == data
+    assert tree(parties.root) == before
 
 
 def test_the_parcel_says_what_it_answers(parties: Parties) -> None:
@@ -114,6 +149,21 @@ def test_the_plan_is_refused_before_training(parties: Parties, monkeypatch: pyte
     assert not (parties.root / ONE / "outbox").exists()
 
 
+def test_a_stored_answer_is_held_against_the_rules_of_today(parties: Parties) -> None:
+    first = parties.answer(ONE)
+    site, signers = parties.sites[ONE], parties.trust().signers(ONE)
+    assert read_manifest(first, signers).metrics
+    strict = replace_rules(metrics="none")
+    with pytest.raises(Refused, match=r"^policy rule metrics: .* wardround site train --replace"):
+        parties.desk(ONE, policy=strict).train(site)
+    assert not first.exists()  # nobody should carry it out any more
+    with pytest.raises(Refused, match=r"^policy rule coordinators: "):
+        parties.desk(ONE, policy=replace_rules(coordinators=("ACDE-FHJK-MNPQ-RTVW-XY23-4567",))).train(site)
+    again = parties.desk(ONE, policy=strict).train(site, anew=True)
+    assert read_manifest(again, signers).metrics == {}
+    assert parties.desk(ONE, policy=strict).train(site) == again
+
+
 def test_what_would_really_leave_is_refused_before_it_is_written(parties: Parties) -> None:
     """A method that declares nothing of what it sends: the plan passes, the bundle does not."""
     desk = parties.desk(ONE, policy=OPEN.model_copy(update={"never_groups": ("statistics",)}))
@@ -166,6 +216,24 @@ def test_refusals_by_name(parties: Parties, tmp_path: Path) -> None:
     refused(forged(TWO), "another signer")
     parties.answer(ONE)
     refused(forged(round=0), "old parcel")
+
+
+def test_a_delivery_of_a_round_that_was_done_again_is_not_taken_back(tmp_path: Path) -> None:
+    parties = Parties(tmp_path, agreement(rounds=1))
+    parties.collect(*SITES)
+    (old,) = (path for path in parties.hub().step() if ONE in path.name)
+    replayed = tmp_path / "replayed.parcel"
+    replayed.write_bytes(old.read_bytes())
+    parties.desk(ONE).receive(replayed)
+    parties.desk(ONE).receive(replayed)  # twice is no matter
+    parties.hub().withdraw(TWO, redo=True)
+    parties.time = "2026-03-03T10:00:00+00:00"
+    new = parties.step()[ONE]
+    before = tree(parties.root)
+    with pytest.raises(BadInput, match=r"^old parcel: the delivery of round 1 that is here was made later; "):
+        parties.desk(ONE).receive(replayed)
+    assert tree(parties.root) == before
+    parties.desk(ONE).receive(new)
 
 
 def test_a_request_that_does_not_fit_is_not_stored(parties: Parties, tmp_path: Path) -> None:

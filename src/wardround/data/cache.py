@@ -71,19 +71,25 @@ class _Colour(Exception):
 
 
 def read_images(
-    name: str, sources: Sequence[Source], size: int | None, folder: Path, progress: Silent, most: int = IN_MEMORY
+    name: str, sources: Sequence[Source], size: int | None, folder: Path | None, progress: Silent, most: int = IN_MEMORY
 ) -> tuple[Tensor, list[int]]:
     """All pictures, uint8 `(n, channels, side, side)`, and how many each source gave.
 
-    Grey if every picture is grey, else colour. Without `size` all must be squares of one size. Sets of more than
-    `most` bytes are kept in a cache in `folder` and come as a mapped file.
+    Grey if every picture is grey, else colour. Without `size` all must be squares of one size. Where there is a
+    `folder`, sets of more than `most` bytes are kept in a cache in it, and come as a mapped file; so do those that a
+    check has cached.
     """
     if size is not None and size < 1:
         raise BadInput(f"pictures cannot be resized to {size} pixels; choose a size such as 28 or 64")
-    first = decode(sources[0].path, sources[0].rule, size)
-    if len(sources) * sum(picture.size for picture in first) <= most:
+    cache = None if folder is None else Cache(name, sources, size, folder)
+    if cache is None or not (cache.done.is_dir() or _expected(sources, size) > most):
         return _in_memory(name, sources, size, progress)
-    return Cache(name, sources, size, folder).tensor(progress)
+    return cache.tensor(progress)
+
+
+def _expected(sources: Sequence[Source], size: int | None) -> int:
+    """Bytes of pixels, if all sources are like the first."""
+    return len(sources) * sum(picture.size for picture in decode(sources[0].path, sources[0].rule, size))
 
 
 def _in_memory(name: str, sources: Sequence[Source], size: int | None, progress: Silent) -> tuple[Tensor, list[int]]:
@@ -114,9 +120,10 @@ def _sure(read: Read) -> Read:
 def _channels_first(source: Source, picture: Pixels, side: int, channels: int) -> Pixels:
     if picture.shape[:2] != (side, side):
         height, width = picture.shape[:2]
+        wanted = f"{side}x{side} as the first" if height == width else "a square"
         raise BadInput(
-            f"{source.path} is {width}x{height}, not {side}x{side} as the first; set data.size, such as 64, to cut and "
-            "resize all to one square"
+            f"{source.path} is {width}x{height}, not {wanted}; set data.size, such as 64, to cut and resize all to one "
+            "square"
         )
     if picture.ndim == 2:
         return np.broadcast_to(picture, (channels, side, side))
@@ -167,7 +174,7 @@ class Cache:
                 try:
                     self._extend(_shape(first.pictures[0]), [], chain([first], reads))
                 except _Colour:
-                    raise BadInput("colour pictures came after grey ones") from None
+                    raise BadInput("colour pictures came after grey ones; a run that reads the set builds it") from None
                 self._finish()
 
     def _finish(self) -> None:

@@ -48,17 +48,17 @@ def decode_whole(path: Path, rule: SliceRule | None = None) -> Decoded:
         return Decoded(_slices(path, volume, rule), volume.values.dtype.itemsize * 8)
     if path.suffix.lower() in picture.SUFFIXES:
         deep = _deep_grey(path)
-        return Decoded([picture.read_picture(path, None)], 8) if deep is None else Decoded([deep], 16)
+        return Decoded([picture.read_picture(path)], 8) if deep is None else Decoded([deep], 16)
     if path.suffix.lower() in dicom.SUFFIXES or dicom.is_dicom(path):
         return Decoded(*dicom.read_dicom(path, rule))
     raise BadInput(f"{path} is no PNG, JPEG, BMP, TIFF, DICOM or NIfTI file; convert it or leave it out")
 
 
 def fitted(whole: Pixels, size: int) -> Pixels:
-    """The central square, resized as the reader of image folders does it."""
+    """The central square, resized."""
     if whole.shape[:2] == (size, size):
         return whole
-    square = ImageOps.fit(Image.fromarray(whole), (size, size), method=Image.Resampling.BICUBIC)
+    square = ImageOps.fit(Image.fromarray(whole), (size, size), method=Image.Resampling.BICUBIC)  # wider when shrinking
     return np.asarray(square, dtype=np.uint8)
 
 
@@ -97,7 +97,7 @@ def _square_pixels(path: Path, plane: Plane) -> Pixels:
 def _deep_grey(path: Path) -> Pixels | None:
     """A grey picture of more than 8 bits, stretched between percentiles as a DICOM without a window; None if it is not.
 
-    Everything else is read by the reader of image folders, with all its checks.
+    Everything else is read by `picture.read_picture`, with all its checks.
     """
     try:
         with warnings.catch_warnings():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,10 +22,12 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     wish = Wish(**json.loads(sys.argv[1]))
-    for line in sys.stdin.buffer:
-        path, rule = json.loads(line)
-        source = Source(Path(path), None if rule is None else SliceRule(*rule))
-        send(read_one(source, wish), answers)
+    with contextlib.suppress(BrokenPipeError):  # who asked was killed; nobody is left to tell
+        for line in sys.stdin.buffer:
+            path, rule = json.loads(line)
+            source = Source(Path(path), None if rule is None else SliceRule(*rule))
+            send(read_one(source, wish), answers)
+    os._exit(0)  # past the closing of `answers`, which would complain of the same
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ that each part is one stretch of the store and a set larger than memory is never
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from wardround.progress import NO_PROGRESS, Silent
 from wardround.streams import Streams
 
 PARTS = ("train", "val", "test")
+ALONE = "\0alone "  # how the patient of a row begins whose file does not say whose it is, while others do
 
 Integers = NDArray[np.int64]
 
@@ -60,24 +61,7 @@ def read_rows(
     With `by_patient` a share that is drawn splits no patient.
     """
     plan = plan_rows(name, rows, seed, test_share, by_patient)
-    classes, labels, parts = plan.classes, plan.labels, plan.parts
-    patients, sites = plan.patients, plan.sites
-    images, counts = read_images(name, plan.sources, size, cache_folder, progress)
-    row_of = np.repeat(plan.order, counts)
-    if patients is None and max(counts) > 1:
-        patients = np.arange(len(rows))  # slices of one volume belong together whoever the patient is
-    sets = {}
-    for place, part in enumerate(PARTS):
-        held = np.flatnonzero(parts[row_of] == place)
-        if len(held):
-            here = row_of[held[0] : held[-1] + 1]
-            sets[part] = ImageSet(
-                images[held[0] : held[-1] + 1],
-                torch.from_numpy(labels[here]),
-                classes,
-                sites=_ids(sites, here),
-                patients=_ids(patients, here),
-            )
+    sets = read_plan(name, plan, size, cache_folder, progress)
     return Dataset(name, sets["train"], sets.get("val"), sets["test"], _provenance(name, sets, rows, plan.how))
 
 
@@ -102,9 +86,46 @@ def plan_rows(name: str, rows: Sequence[Row], seed: int = 0, test_share: float =
     patients, sites = _numbers([row.patient for row in rows]), _sorted_numbers([row.site for row in rows])
     kept_whole = patients if by_patient else None
     parts, how = _parts(name, rows, labels, classes, kept_whole, sites, test_share, seed)
+    return plan_of(rows, classes, labels, parts, how, patients, sites)
+
+
+def plan_of(
+    rows: Sequence[Row],
+    classes: tuple[str, ...],
+    labels: Integers,
+    parts: Integers,
+    how: str,
+    patients: Integers | None = None,
+    sites: Integers | None = None,
+) -> Plan:
+    """What was decided of every row, and the order in the store that follows from it."""
     order = np.concatenate([np.flatnonzero(parts == part) for part in range(len(PARTS))])
     sources = [Source(rows[i].path, rows[i].rule) for i in order]
     return Plan(classes, labels, parts, patients, sites, order, sources, how)
+
+
+def read_plan(
+    name: str, plan: Plan, size: int | None, cache_folder: Path | None, progress: Silent
+) -> dict[str, ImageSet]:
+    """The pictures of each part; without a `cache_folder` all in memory, however many they are."""
+    images, counts = read_images(name, plan.sources, size, cache_folder, progress)
+    row_of = np.repeat(plan.order, counts)
+    patients = plan.patients
+    if patients is None and max(counts) > 1:
+        patients = np.arange(len(plan.order))  # slices of one volume belong together whoever the patient is
+    sets = {}
+    for place, part in enumerate(PARTS):
+        held = np.flatnonzero(plan.parts[row_of] == place)
+        if len(held):
+            here = row_of[held[0] : held[-1] + 1]
+            sets[part] = ImageSet(
+                images[held[0] : held[-1] + 1],
+                torch.from_numpy(plan.labels[here]),
+                plan.classes,
+                sites=_ids(plan.sites, here),
+                patients=_ids(patients, here),
+            )
+    return sets
 
 
 def _classes(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
@@ -151,7 +172,9 @@ def _parts(
         return parts, "parts as the table has them"
     units = np.arange(len(rows)) if patients is None else patients
     tested = _test_units(name, units, labels, classes, sites, test_share, seed, patients is not None)
-    whole = "no patient in two parts, " if patients is not None else ""
+    alone = sum(row.patient.startswith(ALONE) for row in rows)
+    but = f" (files that do not say whose they are: {alone})" if alone else ""
+    whole = f"no patient in two parts{but}, " if patients is not None else ""
     return np.where(np.isin(units, tested), 2, 0), f"test share {test_share:g} drawn, {whole}data seed {seed}"
 
 
@@ -186,16 +209,20 @@ def _test_units(
     for c, label in enumerate(classes):
         if not (has[tested, c].any() and has[~tested, c].any()):
             kind = "patient" if by_patient else "file"
-            raise BadInput(
-                f"{name} has too few {kind}s of class {label}: two are needed, one to train on and one to test on; add "
-                "some, or write a column split"
-            )
+            what = "add some, or name the parts" + (", or set data.by_patient=false" if by_patient else "")
+            why = "two are needed, one to train on and one to test on"
+            raise BadInput(f"{name} has too few {kind}s of class {label}: {why}; {what}")
     return ids[tested]
 
 
-def _provenance(name: str, sets: dict[str, ImageSet], rows: Sequence[Row], how: str) -> str:
+def counted_parts(name: str, sets: Mapping[str, ImageSet]) -> str:
+    """How many images of which size each part has, in words."""
     counts = ", ".join(f"{len(part)} {part_name}" for part_name, part in sets.items())
     side = sets["train"].size
+    return f"{name}: {counts} images of {side}x{side}"
+
+
+def _provenance(name: str, sets: Mapping[str, ImageSet], rows: Sequence[Row], how: str) -> str:
     named = sorted({row.site for row in rows} - {""})
     sites = "; sites " + ", ".join(f"{i} = {site}" for i, site in enumerate(named)) if named else ""
-    return f"{name}: {counts} images of {side}x{side} from {len(rows)} files; {how}{sites}"
+    return f"{counted_parts(name, sets)} from {len(rows)} files; {how}{sites}"

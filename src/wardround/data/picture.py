@@ -42,12 +42,8 @@ def entries(path: Path) -> list[Path]:
         raise BadInput(f"{path} cannot be listed ({error.strerror}); check its permissions") from error
 
 
-def read_picture(path: Path, size: int | None) -> Pixels:
-    """One picture as it is, or cut to a square and scaled to `size` points."""
-    if path.is_dir():
-        raise BadInput(f"{path} is a folder inside a class; put pictures directly into the class's folder")
-    if path.suffix.lower() not in SUFFIXES:
-        raise BadInput(f"{path} is not a PNG, JPEG, BMP or TIFF picture; convert it or move it out")
+def read_picture(path: Path) -> Pixels:
+    """One picture, whole."""
     try:
         with warnings.catch_warnings():
             # A small file that unpacks to a giant picture is an attack or an accident; Pillow only warns at first.
@@ -61,8 +57,6 @@ def read_picture(path: Path, size: int | None) -> Pixels:
         raise BadInput(f"{path} unpacks to far too many pixels; shrink it first") from error
     except DAMAGE as error:
         raise BadInput(f"{path} cannot be read as a picture; mend it or move it out") from error
-    if size is not None:
-        plain = ImageOps.fit(plain, (size, size), method=Image.Resampling.BICUBIC)  # Pillow widens it when shrinking
     return np.asarray(plain, dtype=np.uint8)
 
 
@@ -70,8 +64,6 @@ def _check_depth(path: Path, image: ImageFile.ImageFile) -> None:
     # Pillow reads 16-bit colour as 8-bit without a word; only the raw mode of the stored data still tells.
     stored = str(image.tile[0].args) if image.tile else ""
     if image.mode.startswith(("I", "F")) or ";16" in stored:
-        raise BadInput(
-            f"{path} has more than 8 bits per channel; name it in a table, where 16-bit grey is read, or store 8 bits"
-        )
+        raise BadInput(f"{path} has more than 8 bits per channel, which are read of grey pictures alone; store 8 bits")
     if getattr(image, "n_frames", 1) > 1:
         raise BadInput(f"{path} holds several pictures in one file; store each as its own file")

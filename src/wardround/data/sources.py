@@ -99,7 +99,7 @@ def load(
     if path.is_dir():
         if is_cifar(path):
             return _of_size(read_cifar(path), size)
-        return read_folder(path, size, seed=seed, progress=progress)
+        return read_folder(path, size, seed=seed, progress=progress, cache_folder=data_folder / CACHE)
     if path.name == source and (data_folder / f"{source}.npz").is_file():
         return _of_size(read_medmnist(data_folder / f"{source}.npz", groups), size)
     raise BadInput(

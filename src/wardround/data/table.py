@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from wardround.data.dicom import is_dicom, patient_key
-from wardround.data.listing import PARTS, Row
+from wardround.data.listing import ALONE, PARTS, Row
+from wardround.data.picture import SUFFIXES as PICTURES
 from wardround.data.slices import SliceRule
 from wardround.errors import BadInput
 
@@ -25,7 +26,7 @@ MOST_BYTES = 2**28  # a table of millions of lines is smaller
 def read_table(path: Path, slices: str | None = None) -> list[Row]:
     """The rows, checked; `slices` is the rule for those that have none of their own.
 
-    Where no column names patients and every file is DICOM with a patient's id, rows carry a hash of it.
+    Where no column names patients and files are DICOM with a patient's id, rows carry a hash of it.
     """
     table = _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
     if not table:
@@ -38,16 +39,29 @@ def read_table(path: Path, slices: str | None = None) -> list[Row]:
 
 
 def with_patient_keys(rows: Sequence[Row]) -> list[Row]:
-    """The same rows with a hashed patient each, where every file is DICOM and says whose it is."""
-    keys: list[str] = []
-    for row in rows:
-        file = row.path if row.path.is_file() else next((f for f in sorted(row.path.glob("*")) if f.is_file()), None)
-        if file is None or not is_dicom(file):
-            return list(rows)
-        keys.append(patient_key(file))
-        if not keys[-1]:
-            return list(rows)
-    return [Row(**{**vars(row), "patient": key}) for row, key in zip(rows, keys, strict=True)]
+    """The same rows with a hashed patient each, where any file is DICOM and says whose it is.
+
+    A file among them that does not say it, or cannot be read, stands alone: that it is of nobody else is a guess, but
+    without it one such file would split all the patients who are known.
+    """
+    keys = [_key_of(row.path) for row in rows]
+    if not any(keys):
+        return list(rows)
+    return [
+        Row(**{**vars(row), "patient": key or f"{ALONE}{number}"})
+        for number, (row, key) in enumerate(zip(rows, keys, strict=True))
+    ]
+
+
+def _key_of(path: Path) -> str:
+    """The hashed patient of a file, or of the first file of a series; empty where there is none."""
+    file = path if path.is_file() else next((f for f in sorted(path.glob("*")) if f.is_file()), None)
+    if file is None or file.suffix.lower() in PICTURES:  # by name, so that a table of pictures is not opened twice
+        return ""
+    try:
+        return patient_key(file) if is_dicom(file) else ""
+    except BadInput:
+        return ""  # whoever reads its pixels says so, with every other such file where that is asked for
 
 
 def _csv(path: Path) -> dict[int, Mapping[str, str]]:
@@ -103,6 +117,10 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
             near = [n for n in names if n.lower() == name]
             hint = f"rename {near[0]!r}" if near else "name a column so"
             raise BadInput(f"{path} has no column {name!r}; {hint} (columns: {', '.join((*NEEDED, *OPTIONAL))})")
+    for name in OPTIONAL:
+        near = [n for n in names if n.lower().replace("_", "").replace(" ", "") in (name, f"{name}id")]
+        if near and name not in names:  # passed over in silence, it would split patients
+            raise BadInput(f"{path} has a column {near[0]!r}; call it {name!r} if it is that, else something else")
     twice = [name for name in (*NEEDED, *OPTIONAL) if list(names).count(name) > 1]
     if twice:
         raise BadInput(f"{path} has two columns {twice[0]!r}; keep one")

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wardround.data.dicom import SUFFIXES, is_dicom
-from wardround.data.listing import PARTS, Row
+from wardround.data.folder import part_folders
+from wardround.data.listing import Row
 from wardround.data.nifti import is_nifti
 from wardround.data.picture import SUFFIXES as PICTURES
 from wardround.data.picture import entries
@@ -31,19 +32,15 @@ def is_medical_tree(path: Path) -> bool:
 def read_tree(path: Path, slices: str | None = None) -> list[Row]:
     """A row for every file, or series, below the class folders."""
     rule = SliceRule.parse(slices) if slices else None
-    names = [entry.name for entry in entries(path) if entry.is_dir()]
-    if {"train", "test"} <= set(names):
-        others = [name for name in names if name not in PARTS]
-        if others:
-            raise BadInput(f"{path} holds {others[0]} beside train and test; move it out")
-        rows = [row for part in PARTS if part in names for row in _classes(path / part, part, rule)]
-    else:
-        rows = list(_classes(path, "", rule))
+    parts = part_folders(path)
+    rows = [row for part in parts for row in _classes(path / part, part, rule)] or list(_classes(path, "", rule))
     return with_patient_keys(rows)
 
 
 def _classes(path: Path, part: str, rule: SliceRule | None) -> Iterator[Row]:
     for place in entries(path):
+        if place.name.lower() == INDEX_FILE:
+            continue
         if not place.is_dir():
             raise BadInput(f"{place} lies beside the class folders; move it into one, or out")
         found = list(_series(place)) if rule is not None and rule.plane else list(_files(place))

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from wardround.errors import BadInput
-from wardround.exchange.bundle import Bundle
+from wardround.exchange.bundle import COUNTERS, SIZE, STATISTICS, Bundle
 from wardround.exchange.manifest import TYPES, Manifest, strict_json, tensor_bytes
 from wardround.tensorfile import RECORD
 
+COUNTS = (SIZE, COUNTERS, "label_counts")
+VARIANCE = "running_var"  # how the name of a running variance ends
 MOST_HEADER_BYTES = 16 * 2**20  # a table of tensors, as in the manifest, with an offset for each
 
 
@@ -33,17 +35,27 @@ def unpack_body(data: bytes, manifest: Manifest) -> Bundle:
     _check_tensors(header, manifest)
     _check_offsets(header, len(data) - 8 - length)
     bundle = Bundle.from_bytes(data)
-    refuse_not_finite(bundle)
+    refuse_impossible(bundle)
     return bundle
 
 
-def refuse_not_finite(bundle: Bundle) -> None:
-    """Refuse NaN and infinity, by the tensor's name: one such number spoils every average it enters."""
+def refuse_impossible(bundle: Bundle) -> None:
+    """Refuse numbers that nothing can have, by the tensor's name: one of them spoils every average it enters.
+
+    NaN and infinity; fewer images or steps than none, which would take another site's part away; a variance below 0,
+    of which batch norm makes NaN at every site.
+    """
     where = f"the {bundle.envelope.kind} of {bundle.envelope.site} in round {bundle.envelope.round + 1}"
     for group, tensors in bundle.groups.items():
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor):
                 raise BadInput(f"{where}: {group}/{name} holds NaN or infinite values")
+            if _is_never_negative(group, name) and bool((tensor < 0).any()):
+                raise BadInput(f"{where}: {group}/{name} holds numbers below 0, which it cannot have")
+
+
+def _is_never_negative(group: str, name: str) -> bool:
+    return group in COUNTS or (group == STATISTICS and name.endswith(VARIANCE))
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -130,6 +130,16 @@ class PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(self._seed)
 
 
+def place_for_public(private: Path) -> Path:
+    """Where the public half of a new key goes: the same name with `.pub`, and never over another key's."""
+    public = private.with_suffix(".pub")
+    if private == public:
+        raise BadInput(f"{shown(private)} would be the name of both halves; end it otherwise, such as in .key")
+    if os.path.lexists(public):
+        raise BadInput(f"{shown(public)} exists, and may be the half of another key; choose another name, or move it")
+    return public
+
+
 def _refuse_unless_private(name: str, mode: int) -> None:
     if not stat.S_ISREG(mode):
         raise BadInput(f"{name} is not a file; give the file of a private key")

@@ -41,6 +41,7 @@ TYPES = {  # the types of tensors that travel, as torch and as safetensors call 
     "uint8": "U8",
 }
 MOST_DIMENSIONS, MOST_ELEMENTS, MOST_ROUNDS = 16, 2**40, 2**31
+MOST_FIGURES = 100  # each is printed, and kept in the hub's record
 _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9 ._/+-]{0,199}")  # tensors and metrics; never a path of anything
 _PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -195,6 +196,7 @@ def _check_table(groups: Table) -> None:
 
 def _check_numbers(field: str, values: Any) -> None:
     _require(isinstance(values, Mapping), field, "a table of numbers", values)
+    _require(len(values) <= MOST_FIGURES, field, f"a table of at most {MOST_FIGURES} numbers")
     for name, value in values.items():
         _match(_LABEL, f"key in {field}", "a plain name", name)
         _require(isinstance(value, float) and math.isfinite(value), f"{field} {name}", "a finite number", value)

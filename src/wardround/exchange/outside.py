@@ -57,9 +57,9 @@ class OutsideFile:
 
 
 @contextmanager
-def open_outside(path: Path) -> Iterator[OutsideFile]:
-    """Open a plain file; anything else is refused without being opened."""
-    name = shown(path)
+def open_outside(path: Path, called: Path | None = None) -> Iterator[OutsideFile]:
+    """Open a plain file; anything else is refused without being opened. `called`: what complaints call it."""
+    name = shown(called or path)
     try:
         _refuse_unless_plain(name, path.lstat().st_mode)
         descriptor = os.open(path, _FLAGS)

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from wardround import __version__
 from wardround.errors import BadInput
 from wardround.exchange.answers import refuse_stray
-from wardround.exchange.body import refuse_not_finite, unpack_body
+from wardround.exchange.body import refuse_impossible, unpack_body
 from wardround.exchange.bundle import Bundle, Envelope
 from wardround.exchange.keys import FINGERPRINT, SIGNATURE_BYTES, PrivateKey, PublicKey
 from wardround.exchange.manifest import Manifest, pack, table_of, tensor_bytes, unpack
@@ -31,7 +31,7 @@ from wardround.exchange.outside import OutsideFile, open_outside
 from wardround.exchange.payload import Payload
 from wardround.files import disk_errors, whole_or_not
 
-__all__ = ["LARGEST", "Manifest", "copy_verified", "read_manifest", "read_parcel", "write_parcel"]
+__all__ = ["LARGEST", "Manifest", "check_whole", "copy_verified", "read_manifest", "read_parcel", "write_parcel"]
 
 FORMAT = b"wardround-parcel-"
 MAGIC = FORMAT + b"1\n"
@@ -58,7 +58,7 @@ def write_parcel(
     """Sign a bundle into a file, whole or not at all; the same bytes for the same arguments."""
     body = bundle.to_bytes()
     with _refusing("no parcel is written", "; lower the learning rate (train.lr)"):
-        refuse_not_finite(bundle)
+        refuse_impossible(bundle)
     manifest = Manifest(
         **asdict(bundle.envelope),
         program=__version__,
@@ -92,13 +92,20 @@ def read_manifest(path: Path, signers: Mapping[str, PublicKey], *, largest: int 
 
 
 def read_parcel(
-    path: Path, signers: Mapping[str, PublicKey], payload: Payload, expect: Envelope, *, largest: int = LARGEST
+    path: Path,
+    signers: Mapping[str, PublicKey],
+    payload: Payload,
+    expect: Envelope,
+    *,
+    largest: int = LARGEST,
+    called: Path | None = None,
 ) -> tuple[Manifest, Bundle]:
     """A parcel's bundle, once everything holds: signature, where it belongs, what was declared, hash, and every number.
 
-    The hash is taken of the bytes that are then used, so a file that changes meanwhile changes nothing.
+    The hash is taken of the bytes that are then used, so a file that changes meanwhile changes nothing. `called` is
+    what complaints call it: somebody who gave a file knows nothing of the copy that is looked into.
     """
-    with open_outside(path) as file:
+    with open_outside(path, called) as file:
         _, manifest = _verified_head(file, signers, largest)
         outline = manifest.outline()
         with _refusing(file.name):
@@ -111,17 +118,22 @@ def read_parcel(
             return manifest, unpack_body(body, manifest)
 
 
+def check_whole(path: Path, signers: Mapping[str, PublicKey], *, largest: int = LARGEST) -> None:
+    """Refuse a file unless it is a parcel from its first byte to its last; with memory for a piece of it."""
+    with open_outside(path) as file:
+        _, manifest = _verified_head(file, signers, largest)
+        for _ in _verified_body(file, manifest):
+            pass
+
+
 def copy_verified(path: Path, target: Path, signers: Mapping[str, PublicKey], *, largest: int = LARGEST) -> Manifest:
     """Copy a parcel, byte for byte, if signature, size and hash hold; with memory for a piece of it."""
     with open_outside(path) as file:
         head, manifest = _verified_head(file, signers, largest)
         with disk_errors(target), whole_or_not(target) as part, part.open("wb") as copy:
             copy.write(head)
-            body = hashlib.sha256()
-            for piece in file.stream(manifest.bytes, "body"):
-                body.update(piece)
+            for piece in _verified_body(file, manifest):
                 copy.write(piece)
-            _check_hash(file, body.hexdigest(), manifest)
     return manifest
 
 
@@ -144,6 +156,15 @@ def _verified_head(file: OutsideFile, signers: Mapping[str, PublicKey], largest:
     head = signed + signature
     _check_size(file, len(head) + manifest.bytes)
     return head, manifest
+
+
+def _verified_body(file: OutsideFile, manifest: Manifest) -> Iterator[bytes]:
+    """The body in pieces; whoever has taken the last one knows that its hash holds."""
+    body = hashlib.sha256()
+    for piece in file.stream(manifest.bytes, "body"):
+        body.update(piece)
+        yield piece
+    _check_hash(file, body.hexdigest(), manifest)
 
 
 def _check_first_line(file: OutsideFile) -> None:

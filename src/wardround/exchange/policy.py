@@ -259,7 +259,7 @@ class Gate:
     ) -> Bundle:
         """Before an answer is written or sent: what of it leaves, without optional groups that a rule forbids.
 
-        What passes is counted. An answer that is sent again passed before.
+        What passes is counted. An answer that is sent again was counted before.
         """
         stay = self.policy.staying(bundle, payload, self.counts)
         bundle = replace(bundle, groups={name: group for name, group in bundle.groups.items() if name not in stay})

@@ -27,7 +27,8 @@ def load_weights(path: Path | str, spec: NetSpec, initial: Weights | None = None
         found: Weights = safetensors.torch.load_file(path)
     except (OSError, SafetensorError) as error:
         raise BadInput(
-            f"{path} cannot be read as a safetensors file ({_first_line(error)}); give a file that wardround saved"
+            f"{path} cannot be read as a safetensors file ({_first_line(error)}); give one that wardround saved, or "
+            "convert the weights with safetensors.torch.save_file"
         ) from error
     layout = spec_layout(spec)
     if spec.name in RESNETS and is_published(found):

@@ -15,6 +15,7 @@ from wardround.exchange.policy import LABEL_COUNTS
 from wardround.methods.base import Method
 from wardround.models import spec_layout
 from wardround.models.registry import names
+from wardround.privacy.account import least_epsilon
 from wardround.settings import ModelSettings, PrivacySettings
 from wardround.study import Study
 
@@ -73,6 +74,11 @@ def check(study: Study, method: Method) -> None:
         raise BadInput(
             f"noised counts alone cost ε = {counts:g} of privacy.epsilon = {privacy.epsilon:g}; lower "
             "privacy.counts_epsilon"
+        )
+    if privacy.epsilon is not None and privacy.epsilon - counts <= (least := least_epsilon(privacy.delta)):
+        raise BadInput(
+            f"privacy.epsilon = {privacy.epsilon:g} cannot be reached with any noise: training costs more than "
+            f"{least:.2g}, by the bound that is used here; raise it"
         )
 
 

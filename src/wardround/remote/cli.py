@@ -6,6 +6,8 @@ Nothing but `flower` touches a network. Every command ends by saying what to do 
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,14 +57,19 @@ def say(*lines: str) -> None:
         typer.echo(" " * (len(line) - len(line.lstrip(" "))) + printable(line))
 
 
+def as_typed(path: Path) -> str:
+    """A path as this machine's shell wants it in a command: one with a space in it would be two."""
+    return subprocess.list2cmdline([str(path)]) if os.name == "nt" else shlex.quote(str(path))
+
+
 def progress() -> Silent:
-    """Bars on a terminal."""
+    """Bars on a terminal; elsewhere notes alone: what was left out by a rule must not be lost in a log."""
     from rich.console import Console
 
-    from wardround.progress import Bars, Silent
+    from wardround.progress import Bars, Lines
 
     console = Console(stderr=True)
-    return Bars(console) if console.is_terminal else Silent()
+    return Bars(console) if console.is_terminal else Lines()
 
 
 def read_study(path: Path) -> Trust:
@@ -91,9 +98,9 @@ def key_text(given: str) -> str:
     from wardround.exchange.keys import PublicKey
 
     path = Path(given)
-    if given.endswith(".pub"):
+    if given.lower().endswith(".pub"):
         try:
-            given = path.read_text(encoding="utf-8")
+            given = path.read_text(encoding="utf-8-sig")  # Windows' editors put a mark in front
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"cannot read the public key {path}; check the path") from error
     return PublicKey.parse(given).text()

@@ -9,7 +9,18 @@ from typing import Annotated
 
 import typer
 
-from wardround.remote.cli import STUDY, Device, Key, StudyOption, group, say
+from wardround.remote.cli import (
+    SITE_KEY,
+    STUDY,
+    Device,
+    Key,
+    StudyOption,
+    as_typed,
+    group,
+    read_study,
+    say,
+    site_policy,
+)
 from wardround.remote.commands_site import PolicyFile
 
 app = group("flower", "Over a network: a SuperLink at the coordinator, a node at each hospital.")
@@ -70,7 +81,8 @@ def project(
     from wardround.remote.flower.project import write_project
 
     say(f"written: {write_project(folder, study, superlink, ca, round_seconds, wait_for_all)}")
-    say(f"Next: wardround flower register {folder} NODE.pub, for every node; then wardround flower run {folder}")
+    typed = as_typed(folder)
+    say(f"Next: wardround flower register {typed} NODE.pub, for every node; then wardround flower run {typed}")
 
 
 @app.command("register")
@@ -124,7 +136,20 @@ def node(
     others = {name: str(path.resolve()) for name, path in (("key", key), ("policy", policy)) if path is not None}
     home = study.parent / HOME
     config = launch.write_node_config(home / "node.toml", study, source, device=device, **others)
-    _become(launch.node(config, superlink, ca, node_key, port), launch.environment(home))
+    command = launch.node(config, superlink, ca, node_key, port)
+    _check_site(study, key, policy)
+    _become(command, launch.environment(home))
+
+
+def _check_site(study: Path, key: Path | None, policy: Path | None) -> None:
+    """Refuse here what every call would be refused for: nobody may look into a node's log for days."""
+    from wardround.exchange.keys import PrivateKey
+
+    trust = read_study(study)
+    trust.agreement.complete()
+    site = trust.site_of(PrivateKey.load(key or study.with_name(SITE_KEY)).public)
+    site_policy(study, policy)
+    say(f"{site} takes part in study {trust.agreement.name} ({trust.agreement.id})")
 
 
 def _run(command: list[str], environment: dict[str, str]) -> None:

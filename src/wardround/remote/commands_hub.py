@@ -26,6 +26,8 @@ def collect(
     replace: Annotated[bool, typer.Option("--replace", help="in the place of what a site sent before")] = False,
 ) -> None:
     """Verify and store PARCELS of the sites: files, or folders of them. One that is here already is told so."""
+    from wardround.exchange.outside import shown
+
     hub = _hub(study, key, "cpu")
     refused = 0
     files = _files(parcels)
@@ -34,10 +36,12 @@ def collect(
             receipt, is_new = hub.collect(file, replace)
         except BadInput as error:
             refused += 1
-            say(f"refused: {error}")
+            name = shown(file)
+            say(f"refused: {error}" if name in str(error) else f"refused: {error} ({name})")
             continue
         word = "stored" if is_new else "already here"
-        say(f"{word}: {receipt.site}, round {receipt.round + 1}, {size(receipt.bytes)}, receipt {receipt.id}")
+        claimed = "" if receipt.images is None else f"says {receipt.images:,} images, "
+        say(f"{word}: {receipt.site}, round {receipt.round + 1}, {claimed}{size(receipt.bytes)}, receipt {receipt.id}")
         say(*(f"  figure {name} = {value:g}" for name, value in sorted(receipt.metrics.items()) if is_new))
     _show(hub)
     if refused:
@@ -80,7 +84,8 @@ def withdraw(
     hub = _hub(study, key, "cpu")
     record = hub.withdraw(site, redo)
     say(f"{site} has withdrawn; what it sent is deleted.")
-    if record.previous is not None:
+    previous = record.previous
+    if previous is not None and any((r.site, r.round) == (site, previous.number) for r in record.history):
         say(
             "The last closed round was made with it. To take it out: wardround hub reopen, then wardround hub step. "
             "Rounds before that cannot be undone."
@@ -108,8 +113,11 @@ def _hub(study: Path, key: Path | None, device: str) -> Hub:
 
 
 def _files(given: list[Path]) -> list[Path]:
-    """Folders stand for the answers in them: not every shell writes names out, and a stick goes both ways."""
-    files = [file for path in given for file in (sorted(path.glob("*-answer.parcel")) if path.is_dir() else [path])]
+    """Folders stand for the answers in them: not every shell writes names out, and a stick goes both ways.
+
+    A copy may have got another name, such as `x-answer (1).parcel`.
+    """
+    files = [file for path in given for file in (sorted(path.glob("*-answer*.parcel")) if path.is_dir() else [path])]
     if not files:
         raise BadInput("there is no answer in what was named; their names end in -answer.parcel")
     return files
@@ -117,7 +125,9 @@ def _files(given: list[Path]) -> list[Path]:
 
 def _show(hub: Hub) -> None:
     found = hub.standing()
-    where = "over" if found.round is None else f"round {found.round + 1}: {found.answers} of {found.needed} answers"
+    asked = sum(word == "missing" for word in found.sites.values()) + found.answers
+    need = "" if found.needed == asked else f", {found.needed} needed"
+    where = "over" if found.round is None else f"round {found.round + 1}: {found.answers} of {asked} answers{need}"
     say(f"study {hub.agreement.name} ({hub.agreement.id}), {where}")
     width = max(map(len, found.sites))
     say(*(f"  {site:{width}}  {word}" for site, word in found.sites.items()))

@@ -17,12 +17,12 @@ KeyOrText = Annotated[str, typer.Argument(hidden=True)]
 @app.command("new")
 def new(path: KeyFile = Path(SITE_KEY)) -> None:
     """Make a key pair: the private half in PATH (site.key), the public half in a .pub file beside it."""
-    from wardround.exchange.keys import PrivateKey
+    from wardround.exchange.keys import PrivateKey, place_for_public
     from wardround.files import disk_errors, write_atomically
 
+    public = place_for_public(path)
     key = PrivateKey.generate()
     key.save(path)
-    public = path.with_suffix(".pub")
     with disk_errors(public):
         write_atomically(public, f"{key.public.text()}\n".encode())
     say(f"private key: {path} (never leaves this machine)", f"public key:  {public}", key.public.text())

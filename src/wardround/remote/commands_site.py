@@ -16,6 +16,7 @@ from wardround.remote.cli import (
     Device,
     Key,
     StudyOption,
+    as_typed,
     contents,
     group,
     progress,
@@ -41,6 +42,9 @@ def train(
     key: Key = None,
     policy: PolicyFile = None,
     again: Annotated[bool, typer.Option("--again", help="answer a round that the coordinator redoes")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="train once more, in the place of the answer that is there")
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Answer the open request of STUDY (study.toml) with this site's images; leaves one parcel in outbox/.
@@ -52,10 +56,11 @@ def train(
 
     desk = _desk(study, key, policy, device)
     site = read_site(desk.agreement, desk.name, _given(data), desk.progress)
-    parcel = desk.train(site, again)
+    parcel = desk.train(site, again, replace)
     own = {desk.key.public.fingerprint: desk.key.public}
     say(f"{desk.name} would send {parcel}:", *contents(read_manifest(parcel, own)))
-    say(f"Look closer with: wardround site inspect {parcel}", "Nothing leaves unless you carry it to the coordinator.")
+    say(f"Look closer with: wardround site inspect {as_typed(parcel)}{_with_study(study)}")
+    say("Nothing leaves unless you carry it to the coordinator.")
 
 
 @app.command("inspect")
@@ -107,7 +112,7 @@ def receive(
     manifest = desk.receive(parcel)
     if manifest.kind == "request":
         say(f"This is a request of round {manifest.round + 1}, stored.")
-        say(f"Next: wardround site train {study} --data YOUR-IMAGES")
+        say(f"Next: wardround site train {as_typed(study)} --data YOUR-IMAGES")
         return
     site = read_site(desk.agreement, desk.name, _given(data), desk.progress)
     home = desk.take_home(site)
@@ -116,7 +121,7 @@ def receive(
         f"on its own {home.images:,} test images"
     )
     exported = desk.deploy(site, home)
-    say(*exported.lines, f"Use it with: wardround predict {exported.folder} IMAGES")
+    say(*exported.lines, f"Use it with: wardround predict {as_typed(exported.folder)} IMAGES")
 
 
 @app.command("policy")
@@ -155,7 +160,12 @@ def _desk(study: Path, key: Path | None, policy: Path | None, device: str) -> Si
     return SiteDesk(study.parent, trust, own, site_policy(study, policy), find_device(device), progress())
 
 
+def _with_study(study: Path) -> str:
+    """What a further command needs to be told of the study, where it is not the one that is looked for."""
+    return "" if study == STUDY else f" --study {as_typed(study)}"
+
+
 def _given(data: str | None) -> str:
-    if data is None:
+    if not data:
         raise BadInput("this needs your images; name them with --data, a folder of class folders or an .npz file")
     return data

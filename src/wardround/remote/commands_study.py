@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from wardround.errors import BadInput
-from wardround.remote.cli import COORDINATOR_KEY, STUDY, Device, group, key_text, progress, read_study, say
+from wardround.remote.cli import COORDINATOR_KEY, STUDY, Device, as_typed, group, key_text, progress, read_study, say
 
 app = group("study", "A study between sites: the agreement that everyone holds.")
 StudyFile = Annotated[Path, typer.Argument(hidden=True)]
@@ -47,7 +47,7 @@ def new(
         raise BadInput(f"{study} exists already; choose another name")
     task = {"classes": _names(classes), "size": size, "channels": channels}
     task |= chosen.data.model_dump(include=OF_THE_TASK, exclude_none=True)
-    terms: dict[str, Any] = {"sites": tuple(_names(sites)), "quorum": quorum, "deadline": _deadline(deadline)}
+    terms: dict[str, Any] = {"sites": _different(_names(sites)), "quorum": quorum, "deadline": _deadline(deadline)}
     placeholder = agree_on(
         chosen, name=name or chosen.name or study.stem, task=task, coordinator="", **terms
     )  # before any file is written
@@ -63,7 +63,8 @@ def new(
     say(f"fingerprint:     {key.public.fingerprint}")
     if left_out := _left_out(chosen):
         say(f"Not agreed on, so left out: {', '.join(left_out)}. Each side names its own images and device.")
-    say(f"Next: wardround study add-site {study} NAME KEY, for every site; then give {study.name} to all of them.")
+    path_typed = as_typed(study)
+    say(f"Next: wardround study add-site {path_typed} NAME KEY, for every site; then give {study.name} to all of them.")
 
 
 @app.command("add-site")
@@ -186,6 +187,13 @@ def _left_out(settings: Any) -> list[str]:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _different(names: list[str]) -> tuple[str, ...]:
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"--sites names {name} twice; give every site a name of its own")
+    return tuple(names)
 
 
 def _deadline(text: str | None) -> int | datetime.date | None:

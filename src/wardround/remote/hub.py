@@ -15,10 +15,10 @@ from pathlib import Path
 from wardround.agreement import COORDINATOR
 from wardround.errors import BadInput
 from wardround.exchange.answers import Answers, refuse_stray
-from wardround.exchange.bundle import Bundle, Envelope, Kind
+from wardround.exchange.bundle import SIZE, Bundle, Envelope, Kind
 from wardround.exchange.keys import PrivateKey
 from wardround.exchange.manifest import Manifest
-from wardround.exchange.parcel import copy_verified, read_manifest, read_parcel, write_parcel
+from wardround.exchange.parcel import check_whole, copy_verified, read_manifest, read_parcel, write_parcel
 from wardround.files import disk_errors
 from wardround.learn.device import Device, one_thread_per_worker
 from wardround.methods.state import State
@@ -50,6 +50,7 @@ class Hub:
         agreement = trust.agreement
         agreement.complete()
         if trust.key_of(COORDINATOR) != key.public:
+            trust.refuse_revoked(key.public)
             raise BadInput(
                 f"the key {key.public.fingerprint} is not the coordinator's of study {agreement.name}; check the file"
             )
@@ -70,6 +71,8 @@ class Hub:
             manifest = read_manifest(parcel, signers)
             for receipt in record.history + tuple(record.current.received.values() if record.current else ()):
                 if receipt.id == manifest.id and manifest.site not in record.withdrawn:
+                    self.trust.check_sender(manifest.site, manifest.sender)
+                    check_whole(parcel, signers)
                     return receipt, False
             current = self._refuse_unfit(record, manifest, replace)
             receipt = self._receipt(manifest)
@@ -77,11 +80,12 @@ class Hub:
             with disk_errors(self.register.folder):
                 copy_verified(parcel, stored, signers)
             try:
-                self._read_upload(receipt)
+                claimed = self._read_upload(receipt, called=parcel).group(SIZE).get("images")
             except BadInput:
                 if receipt.file not in record.files():
                     stored.unlink(missing_ok=True)
                 raise
+            receipt = receipt.model_copy(update={"images": None if claimed is None else int(claimed)})
             received = {**current.received, manifest.site: receipt}
             current = current.model_copy(update={"received": dict(sorted(received.items()))})
             self._commit(record.model_copy(update={"current": current, "absorbing": ""}))
@@ -101,7 +105,8 @@ class Hub:
         if site not in self.agreement.sites:
             raise refusal("another study", f"{site} is no site of study {self.agreement.name}; check the study file")
         self.trust.check_sender(site, manifest.sender)
-        refuse_other_version(manifest.program, site)
+        if note := refuse_other_version(manifest.program, site):
+            self.progress.say(f"note: {note}")
         if site in record.withdrawn:
             raise refusal("withdrawn", f"{site} withdrew on {record.withdrawn[site]}; nothing of it is taken any more")
         if current is None or number < current.number:
@@ -334,12 +339,13 @@ class Hub:
         self.notes.append(text)
         self.progress.say(f"note: {text}")
 
-    def _read_upload(self, receipt: Receipt) -> Bundle:
+    def _read_upload(self, receipt: Receipt, called: Path | None = None) -> Bundle:
         """An upload with everything about it verified, under the key that counts now."""
         self.trust.check_sender(receipt.site, receipt.sender)
         payload = self.method.payload(self.study, receipt.site)
         envelope = self._envelope("answer", receipt.site, receipt.round)
-        return read_parcel(self.register.path(receipt.file), self.trust.now(receipt.site), payload, envelope)[1]
+        path = self.register.path(receipt.file)
+        return read_parcel(path, self.trust.now(receipt.site), payload, envelope, called=called)[1]
 
     def _envelope(self, kind: Kind, site: str, round: int) -> Envelope:
         return Envelope(kind, self.study.id, self.study.settings.method, site, round)

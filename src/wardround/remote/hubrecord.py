@@ -22,6 +22,7 @@ class Receipt(Frozen):
     arrived: str
     metrics: dict[str, float]
     file: str
+    images: int | None = None  # that it was trained on, in the site's own words: averages weigh by them
 
 
 class Round(Frozen):

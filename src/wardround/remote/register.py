@@ -101,15 +101,21 @@ def hand_out(outbox: Path, files: Mapping[str, Path], stale: Collection[str]) ->
     with disk_errors(outbox):
         outbox.mkdir(parents=True, exist_ok=True)
         sweep(outbox)
-        for old in {old for pattern in stale for old in outbox.glob(pattern)}:
-            if old.name not in files:
-                old.unlink()
+        take_back(outbox, stale, files)
         for name, source in files.items():
             target = outbox / name
             if not (target.exists() and filecmp.cmp(source, target, shallow=False)):
                 with whole_or_not(target) as part:
                     shutil.copyfile(source, part)
     return [outbox / name for name in files]
+
+
+def take_back(outbox: Path, stale: Collection[str], but: Collection[str] = ()) -> None:
+    """Delete parcels from an outbox whose name is like one of `stale`, but those named in `but`."""
+    with disk_errors(outbox):
+        for old in {old for pattern in stale for old in outbox.glob(pattern)}:
+            if old.name not in but:
+                old.unlink()
 
 
 def utc_now() -> str:

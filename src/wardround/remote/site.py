@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
+from torch import Tensor
 
 from wardround.agreement import COORDINATOR, Agreement
 from wardround.data.federation import Site
@@ -28,7 +29,7 @@ from wardround.exchange.bundle import Bundle, Envelope, Kind
 from wardround.exchange.keys import PrivateKey
 from wardround.exchange.manifest import Manifest
 from wardround.exchange.parcel import copy_verified, read_manifest, read_parcel, write_parcel
-from wardround.exchange.policy import Gate, Policy
+from wardround.exchange.policy import Gate, Policy, Refused
 from wardround.files import disk_errors
 from wardround.learn.device import Device, one_thread_per_worker
 from wardround.learn.predictor import Predictor
@@ -40,13 +41,14 @@ from wardround.privacy.guard import Guard, guard_for
 from wardround.privacy.plan import is_on
 from wardround.privacy.secret import FILE, keep_secret
 from wardround.progress import NO_PROGRESS, Silent
-from wardround.remote.register import Register, Valid, hand_out, utc_now
+from wardround.remote.register import Register, Valid, hand_out, take_back, utc_now
 from wardround.remote.resign import under_this_key
 from wardround.remote.rules import refusal
 from wardround.remote.trust import Trust, refuse_other_version
 from wardround.remote.workplace import Workplace
 from wardround.settings import Frozen
 
+SECONDS = len("2026-01-01T00:00:00")  # of a manifest's `made`, which is always in UTC
 ROUNDS_KEPT = 2  # the last answer, and the memory it began from, in case the coordinator redoes the round
 
 
@@ -120,8 +122,11 @@ class SiteDesk:
 
     # What leaves ------------------------------------------------------------------------------------------------------
 
-    def train(self, site: Site, again: bool = False) -> Path:
-        """Answer the open request; the parcel in the outbox. `again`: also where this round was answered otherwise."""
+    def train(self, site: Site, again: bool = False, anew: bool = False) -> Path:
+        """Answer the open request; the parcel in the outbox. `again`: also where this round was answered otherwise.
+
+        `anew` trains once more what was answered already: on corrected images, or under other rules.
+        """
         with self.register.held():
             record = self._record()
             if record.delivery is not None:
@@ -130,35 +135,34 @@ class SiteDesk:
                 request, sha256 = self._first_request(), ""
             else:
                 request, sha256 = self._read(record.request, "request"), record.request.sha256
-            return self._hand_out(self._answered(record, site, request, sha256, again))
+            try:
+                stored = self._answer(record, site, request, sha256, again, anew)
+            except Refused:  # what a rule forbids today must not lie there to be carried out
+                take_back(self.folder / "outbox", [f"{self.agreement.name}-{self.name}-round*-answer.parcel"])
+                raise
+            self.workplace.clear()
+            return self._hand_out(stored)
 
-    def answer(self, site: Site, request: Bundle, sha256: str, again: bool = False) -> Path:
-        """Answer a request that any transport brought and verified; the signed parcel."""
-        with self.register.held():
-            return self.register.path(self._answered(self._record(), site, request, sha256, again).parcel)
-
-    def _answered(self, record: DeskRecord, site: Site, request: Bundle, sha256: str, again: bool) -> Answered:
-        """The answer, with nothing left of the way to it."""
-        stored = self._answer(record, site, request, sha256, again)
-        self.workplace.clear()
-        return stored
-
-    def _answer(self, record: DeskRecord, site: Site, request: Bundle, sha256: str, again: bool) -> Answered:
+    def _answer(
+        self, record: DeskRecord, site: Site, request: Bundle, sha256: str, again: bool, anew: bool
+    ) -> Answered:
         round = request.envelope.round
+        gate = Gate(self.policy, site.train.counts(), dict(record.sent), self._note)
+        spent = list(record.spent)
+        guard = self._guard(site, spent)
+        promised = guard.promised() if guard is not None else {}
+        gate.before(self.study, self.method, self.payload, self.trust.key_of(COORDINATOR).fingerprint, promised)
         for before in record.answered:
             if (before.round, before.request) == (round, sha256):
-                return self._under_this_key(record, before)
+                if anew:
+                    continue
+                return self._allowed_still(self._under_this_key(record, before), site.train.counts())
             if before.round >= round and not again:
                 raise refusal(
                     "second request",
                     f"round {before.round + 1} was answered before, for another request; if the "
                     "coordinator told you that it redoes the round, run the command again with --again",
                 )
-        gate = Gate(self.policy, site.train.counts(), dict(record.sent), self._note)
-        spent = list(record.spent)
-        guard = self._guard(site, spent)
-        promised = guard.promised() if guard is not None else {}
-        gate.before(self.study, self.method, self.payload, self.trust.key_of(COORDINATOR).fingerprint, promised)
         refuse_stray(request, self._envelope("request", round))
         ctx = self.workplace.context(self.study, round, note=self._note)
         work = self.method.answer(ctx, site, request, self._memory(record, round))
@@ -184,6 +188,8 @@ class SiteDesk:
         """The signed answer and the memory after it, valid together or not at all; read back before it may leave."""
         round = done.bundle.envelope.round
         stem = f"round{round + 1}-{request[:16] or 'first'}"
+        if f"{stem}-answer.parcel" in record.files():  # a name that counts must not be written over before the commit
+            stem = f"{stem}-anew"
         stored = Answered(
             round=round, request=request, parcel=f"{stem}-answer.parcel", memory=f"{stem}-memory.safetensors"
         )
@@ -208,6 +214,18 @@ class SiteDesk:
         answered = tuple(again if answer == stored else answer for answer in record.answered)
         self.register.commit(record.model_copy(update={"answered": answered}))
         return again
+
+    def _allowed_still(self, stored: Answered, counts: Tensor) -> Answered:
+        """A stored answer that is handed out once more; refused where the site has changed a rule since."""
+        own = {self.key.public.fingerprint: self.key.public}
+        envelope = self._envelope("answer", stored.round)
+        manifest, bundle = read_parcel(self.register.path(stored.parcel), own, self.payload, envelope)
+        try:
+            self.policy.check_bundle(bundle, self.payload, counts, manifest.metrics, manifest.privacy)
+        except Refused as refused:
+            advice = "the answer was made under other rules: make it anew with: wardround site train --replace"
+            raise Refused(f"{refused}; {advice}") from refused
+        return stored
 
     def _guard(self, site: Site, spent: list[SpentRow]) -> Guard | None:
         """What protects the site's images where the study has privacy on; what it spends is added to `spent`."""
@@ -266,7 +284,7 @@ class SiteDesk:
             with disk_errors(self.register.folder):
                 copy_verified(parcel, self.register.path(arrived.file), signers)
             try:
-                self._read(arrived, manifest.kind)
+                self._read(arrived, manifest.kind, called=parcel)
             except BadInput:
                 if arrived.file not in record.files():
                     self.register.path(arrived.file).unlink(missing_ok=True)
@@ -325,7 +343,8 @@ class SiteDesk:
                 "coordinator which study file holds",
             )
         self.trust.check_sender(COORDINATOR, manifest.sender)
-        refuse_other_version(manifest.program, "the coordinator")
+        if note := refuse_other_version(manifest.program, "the coordinator"):
+            self._note(note)
         if manifest.site != self.name:
             raise refusal("another site", f"the parcel is for {manifest.site}, and this is {self.name}; take your own")
         latest = max((answer.round for answer in record.answered), default=0)
@@ -334,6 +353,13 @@ class SiteDesk:
                 "old parcel",
                 f"it belongs to round {manifest.round + 1}, and round {latest + 1} was answered here; "
                 "ask the coordinator for the latest",
+            )
+        here = record.request if manifest.kind == "request" else record.delivery
+        if here is not None and here.round == manifest.round and self._made(here) > manifest.made[:SECONDS]:
+            raise refusal(
+                "old parcel",
+                f"the {manifest.kind} of round {manifest.round + 1} that is here was made later; ask the coordinator "
+                "which one holds",
             )
 
     # Services ---------------------------------------------------------------------------------------------------------
@@ -347,10 +373,15 @@ class SiteDesk:
             )
         return record
 
-    def _read(self, arrived: Arrived, kind: Kind) -> Bundle:
+    def _read(self, arrived: Arrived, kind: Kind, called: Path | None = None) -> Bundle:
         path = self.register.path(arrived.file)
         self.trust.check_sender(COORDINATOR, read_manifest(path, self.trust.signers(COORDINATOR)).sender)
-        return read_parcel(path, self.trust.now(COORDINATOR), self.payload, self._envelope(kind, arrived.round))[1]
+        envelope = self._envelope(kind, arrived.round)
+        return read_parcel(path, self.trust.now(COORDINATOR), self.payload, envelope, called=called)[1]
+
+    def _made(self, arrived: Arrived) -> str:
+        """When a parcel that is here was made, to the second."""
+        return read_manifest(self.register.path(arrived.file), self.trust.signers(COORDINATOR)).made[:SECONDS]
 
     def _envelope(self, kind: Kind, round: int) -> Envelope:
         return Envelope(kind, self.study.id, self.study.settings.method, self.name, round)

@@ -60,6 +60,6 @@ def _places(found: tuple[str, ...], task: Task, name: str) -> list[int]:
     if unknown:
         raise BadInput(
             f"{name} has the class {unknown[0]!r}, which the study does not know; its classes are "
-            f"{', '.join(task.classes)}: rename the folder or move it out"
+            f"{', '.join(task.classes)}: rename it in the folder or table, or leave it out"
         )
     return [task.classes.index(c) for c in found]

@@ -92,10 +92,21 @@ class Trust:
         for name in self.agreement.sites:
             if not self._is_without(name) and self.key_of(name) == key:
                 return name
+        self.refuse_revoked(key)
         raise BadInput(
             f"no site of study {self.agreement.name} has the key {key.fingerprint}; check the key file, or have the "
             "coordinator add it with: wardround study add-site"
         )
+
+    def refuse_revoked(self, key: PublicKey) -> None:
+        """Refuse a key that was revoked on this machine by saying so: whoever still works with it needs the new one."""
+        for old in self.revoked:
+            if old.fingerprint == key.fingerprint:
+                raise refusal(
+                    "revoked key",
+                    f"the key {old.fingerprint} of {old.who} was revoked here on {old.on}; its owner names the new one "
+                    "with --key",
+                )
 
     def replace(self, who: str, new_key: str, today: str) -> Trust:
         """Revoke the key of a party, and let another one (or, with an empty text, none) take its place."""

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from wardround.data.cache import Cache
 from wardround.data.cifar import is_cifar
 from wardround.data.decode import decode
-from wardround.data.folder import drawn_test
+from wardround.data.folder import folder_plan, folder_rows
 from wardround.data.greys import Pixels
 from wardround.data.imageset import Dataset, ImageSet
 from wardround.data.listing import PARTS, Row, plan_rows
 from wardround.data.looks import SIDE, Look, look_at
 from wardround.data.reading import Read, Source, Wish, read_all
 from wardround.data.sources import CACHE, load, named_rows, rows_name
-from wardround.data.tree import read_tree
 from wardround.errors import BadInput
 from wardround.progress import NO_PROGRESS, Silent
 
@@ -102,7 +101,7 @@ def inspect(
     rows = named_rows(place, slices)
     is_plain = rows is None and place.is_dir() and not is_cifar(place)
     if is_plain:
-        rows = read_tree(place)  # as rows, so that one bad picture does not hide the others
+        rows = folder_rows(place)  # as rows, so that one bad picture does not hide the others
     if rows is not None:
         return _files(place, rows, size, data_folder if keep else None, progress, is_plain)
     if keep:
@@ -115,11 +114,9 @@ def _files(
 ) -> Inspected:
     name, trouble = rows_name(path), ""
     try:
-        plan = plan_rows(name, rows)
+        plan = folder_plan(path, rows) if is_plain else plan_rows(name, rows)
         classes, labels, parts, order = plan.classes, plan.labels, plan.parts, plan.order
         patients, how = plan.patients, plan.how
-        if is_plain and not rows[0].part:
-            parts = np.where(drawn_test(path, list(classes), labels, 0.2, 0), 2, 0)
     except BadInput as error:
         classes = tuple(sorted({row.label for row in rows}))
         labels = np.array([classes.index(row.label) for row in rows])
@@ -137,7 +134,7 @@ def _files(
                 shown = _relative(rows[row].path, base)
                 if read.error:
                     whole = str(rows[row].path)
-                    found.refused.append((shown, read.error.removeprefix(whole).strip().replace(whole, shown)))
+                    found.refused.append((shown, read.error.removeprefix(whole).strip(" :").replace(whole, shown)))
                 for picture, look in enumerate(read.looks):
                     label = shown if len(read.looks) == 1 else f"{shown} [{picture + 1}]"
                     patient = -1 if patients is None else int(patients[row])

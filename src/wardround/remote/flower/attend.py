@@ -82,7 +82,7 @@ def _work(call: Call, config: NodeConfig, key: PrivateKey) -> bytes:
             manifest = desk.receive(parcel)
         if (manifest.kind == "request") != (call.do == ANSWER):
             raise BadInput(f"the call is to {call.do}, and its parcel is a {manifest.kind}")
-    site = read_site(desk.agreement, desk.name, config.data)
+    site = read_site(desk.agreement, desk.name, config.data, desk.progress)
     if call.do == ANSWER:
         say(f"{desk.name} answers")
         return desk.train(site).read_bytes()
@@ -94,11 +94,12 @@ def _work(call: Call, config: NodeConfig, key: PrivateKey) -> bytes:
 
 def _desk(config: NodeConfig, key: PrivateKey) -> SiteDesk:
     from wardround.learn.device import find_device
+    from wardround.progress import Lines
     from wardround.remote.site import SiteDesk
 
     study = Path(config.study)
     policy = site_policy(study, Path(config.policy) if config.policy else None)
-    return SiteDesk(study.parent, read_study(study), key, policy, find_device(config.device))
+    return SiteDesk(study.parent, read_study(study), key, policy, find_device(config.device), Lines())
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wardround.errors import BadInput
+from wardround.exchange.keys import place_for_public
 from wardround.files import disk_errors, whole_or_not
 
 if TYPE_CHECKING:
@@ -57,12 +58,13 @@ def make_node_key(path: Path) -> Path:
 
     if path.exists():
         raise BadInput(f"{path} exists already; a node keeps its key, or choose another name")
+    place = place_for_public(path)
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(to.Encoding.PEM, to.PrivateFormat.OpenSSH, to.NoEncryption())
     public = key.public_key().public_bytes(to.Encoding.OpenSSH, to.PublicFormat.OpenSSH)
     _write_private(path, private)
-    _write(path.with_suffix(".pub"), public + b"\n")
-    return path.with_suffix(".pub")
+    _write(place, public + b"\n")
+    return place
 
 
 def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:

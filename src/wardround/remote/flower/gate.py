@@ -39,7 +39,9 @@ def refuse_code(bundle: bytes) -> None:
                 raise BadInput(f"the run brings code to this site ({others!r}); it is not taken, and the node ends")
             tree = tomllib.loads(archive.read(PROJECT).decode())
             components = tree["tool"]["flwr"]["app"]["components"]
-    except (zipfile.BadZipFile, ValueError, LookupError, TypeError, NotImplementedError) as error:
+    except BadInput:
+        raise
+    except Exception as error:  # zlib, lzma and others each have their own; what cannot be read is never taken
         raise BadInput("the run's project cannot be read; it is not taken, and the node ends") from error
     if components != COMPONENTS:
         raise BadInput("the run names another app than wardround's; it is not taken, and the node ends")

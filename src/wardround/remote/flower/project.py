@@ -7,6 +7,7 @@ other (`gate.py`).
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 import tomllib
@@ -34,6 +35,8 @@ def write_project(
         raise BadInput(f"there is no {study}; make the study first with: wardround study new")
     if not ca.exists():
         raise BadInput(f"there is no {ca}; make it first with: wardround flower certificates")
+    if not 0 < round_seconds < math.inf:
+        raise BadInput(f"a round cannot wait for {round_seconds:g} seconds; use a number above 0, such as 86400")
     home = folder / HOME
     connection = {"address": superlink, "root-certificates": str(ca.resolve())}
     with disk_errors(folder):

@@ -12,6 +12,7 @@ from pydantic import Field
 from wardround.errors import WardroundError
 from wardround.exchange.keys import PrivateKey
 from wardround.learn.device import find_device
+from wardround.progress import Lines
 from wardround.remote.cli import COORDINATOR_KEY, read_study, say
 from wardround.remote.flower.conductor import Conductor
 from wardround.remote.flower.post import GridPost
@@ -38,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
         config = checked(RunConfig, dict(context.run_config))
         study = Path(config.study)
         key = PrivateKey.load(Path(config.key) if config.key else study.with_name(COORDINATOR_KEY))
-        hub = Hub(study.parent, read_study(study), key, find_device(config.device))
+        hub = Hub(study.parent, read_study(study), key, find_device(config.device), Lines())
         Conductor(hub, GridPost(grid), say, round_seconds=config.round_seconds, wait_for_all=config.wait_for_all).play()
     except WardroundError as error:
         say(f"error: {error}")
