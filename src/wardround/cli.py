@@ -65,6 +65,13 @@ Seed = Annotated[int | None, typer.Option(help="seed of everything but the parti
 DeviceName = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N")]
 Folder = Annotated[Path | None, typer.Option(help="the data folder (default: $WARDROUND_DATA or ~/.wardround/data)")]
 Size = Annotated[int, typer.Option(help="28 (the default), 64, 128 or 224 pixels", show_default=False)]
+RealImages = Annotated[
+    bool,
+    typer.Option("--real-images", help="put patients' images beside the gallery, in a page that stays at the site"),
+]
+RunData = Annotated[
+    str | None, typer.Option(help="the run's images for --real-images, where its settings no longer find them")
+]
 Plots = Annotated[Path | None, typer.Option(help="a folder to write every chart into, too, as SVG and PNG")]
 Out = Annotated[Path | None, typer.Option(help="directory to write; must not exist (default: runs/NAME)")]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="any setting, such as train.lr=0.01; may be repeated")]
@@ -170,11 +177,19 @@ def resume(directory: Directory, quiet: Quiet = False, as_json: Json = False, tr
 
 
 @app.command()
-def report(directory: Directory, plots: Plots = None) -> None:
+def report(directory: Directory, plots: Plots = None, real_images: RealImages = False, data: RunData = None) -> None:
     """Write the HTML page of a finished run again, in its DIRECTORY."""
     from wardround.run import read_result, rewrite_report
 
-    typer.echo(show.printable(str(rewrite_report(directory))))
+    if data is not None and not real_images:
+        raise BadInput("--data is for --real-images; a report without real images reads none")
+    if real_images:
+        from wardround.report.patients import write_with_real_images
+
+        page = show.printable(str(write_with_real_images(directory, data, _progress(False))))
+        typer.echo(f"{page}\nIt shows patients' images: it stays at the site.")
+    else:
+        typer.echo(show.printable(str(rewrite_report(directory))))
     if plots is not None:
         from wardround.report.plots import write_plots
 

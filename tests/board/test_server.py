@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from wardround.board.server import Board, Server, is_loopback
 from wardround.cli import main
 from wardround.errors import BadInput
 from wardround.record.rundir import lock_directory
+from wardround.report.patients import PAGE
 
 HOSTILE = "<img src=x onerror=alert(1)>&\"'\u202e"
 
@@ -180,6 +182,19 @@ def test_nothing_but_runs_and_their_reports_is_served(board: Server, path: str) 
     assert b"secret" not in body.replace(b"secret.txt", b"")
 
 
+def test_the_page_with_patients_images_is_never_served(tmp_path: Path) -> None:
+    run = finished(tmp_path, "one", report="without")
+    (run / PAGE).write_text("a face")
+    with serving(tmp_path) as server:
+        for path in (f"/run/one/{PAGE}", f"/report/one/{PAGE}", f"/one/{PAGE}", f"/static/{PAGE}"):
+            assert ask(server, path)[0] == 404
+        for path in ("/", "/run/one", "/report/one"):
+            status, _, body = ask(server, path)
+            assert status == 200
+            assert PAGE.encode() not in body
+            assert b"a face" not in body
+
+
 def test_several_runs_are_compared_a_line_for_each_method(board: Server) -> None:
     status, _, body = ask(board, "/compare?run=one&run=deep/er/two&run=one&run=gone")
     text = body.decode()
@@ -189,6 +204,14 @@ def test_several_runs_are_compared_a_line_for_each_method(board: Server) -> None
     assert "1 left out" in text
     assert "Local against global accuracy" in text
     assert ask(board, "/compare")[0] == 200
+
+
+def test_every_column_of_a_comparison_is_defined(board: Server) -> None:
+    page = ask(board, "/compare?run=one&run=deep/er/two")[2].decode()
+    heads = re.findall(r'<th scope="col"[^>]*>([^<]+)</th>', page)
+    defined = ", ".join(re.findall(r"<dt>(.*?)</dt>", page)).split(", ")
+    assert heads == defined
+    assert heads[-1] == "time"
 
 
 def test_runs_on_other_sites_are_told_apart(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`result.json`: a version, closed rows, figures with definitions, and a ledger that adds up."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from wardround.errors import BadInput
 from wardround.measure import OVER_ROUNDS
 from wardround.methods.registry import known
 from wardround.progress import Silent
-from wardround.record.result import ROW_FIELDS, SCHEMA_VERSION
+from wardround.record.result import ROW_FIELDS, SCHEMA_VERSION, describe_data, is_of
 from wardround.record.rundir import Log, write_json
 
 SITES = ["site-1", "site-2", "site-3"]
@@ -250,3 +251,11 @@ def test_other_images_are_refused(part: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(run, "_federation", lambda *_: (changed, partition()))
     with pytest.raises(BadInput, match="the images or the partition have changed"):
         run.reopen(job.path, Silent())
+
+
+def test_images_that_were_moved_are_still_a_runs_own() -> None:
+    data = federation()
+    described = json.loads(json.dumps(describe_data(data)))
+    assert is_of(replace(data, provenance="elsewhere"), described)
+    assert not is_of(replace(data, sites=data.sites[1:]), described)
+    assert not is_of(replace(data, local_protocol="another"), described)

@@ -187,6 +187,20 @@ def test_a_gallery_is_named_and_scrolls_by_keyboard(browser: Browser, tmp_path: 
         assert box.evaluate("box => box.scrollLeft") > 0
 
 
+def test_every_table_of_a_dozen_methods_prints_within_the_page(browser: Browser, tmp_path: Path) -> None:
+    methods = ("majority", "confidence-ensemble", "local", "single", "fedavg", "fedprox", "fedbicross", "fedisca")
+    result = compare_result((*methods, "consult-distilled", "deepinversion", "coboosting", "dense"))
+    for headline in result["headlines"]:  # labels and figures as long as they come
+        headline["label"] += ", mean over rounds"
+    write_report(result, tmp_path / "report.html")
+    with context_of(browser, (718, 1000)) as context:
+        page = context.new_page()
+        page.goto((tmp_path / "report.html").as_uri())
+        page.emulate_media(media="print")
+        beyond = "[...document.querySelectorAll('table, svg, pre')].map(e => e.getBoundingClientRect().right)"
+        assert max(page.evaluate(beyond)) <= 718
+
+
 def test_galleries_print_within_the_page(browser: Browser, tmp_path: Path) -> None:
     write_report(imaging_result(tmp_path, clusters=1, classes=11), tmp_path / "report.html")
     with context_of(browser, (718, 1000)) as context:  # the width of A4 within its margins

@@ -119,6 +119,21 @@ def test_a_missing_value_breaks_a_line_and_a_lone_point_is_a_dot() -> None:
     assert len([e for e in root.iter("circle") if e.get("class") == "hit"]) == 4
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "unit", "ticks"),
+    [
+        (1.4, 17.3, 1.0, [5, 10, 15]),
+        (10, 210, 60.0, [60, 120, 180]),
+        (0, 3, 1.0, [0, 1, 2, 3]),
+        (50, 100, 60.0, [60, 90]),
+    ],
+)
+def test_an_axis_of_costs_has_two_marks_at_least(low: float, high: float, unit: float, ticks: list[float]) -> None:
+    line = Line("a", [(low, 0.5), (high, 0.9)])
+    root = parse(lines(LABEL, [line], percent, percent, "cost", x_show="x{:g}".format, x_unit=unit))
+    assert [word for word in words(root, "tick") if word.startswith("x")] == [f"x{tick:g}" for tick in ticks]
+
+
 def test_points_are_drawn_in_the_order_of_rounds_on_round_ticks() -> None:
     root = parse(lines(LABEL, [Line("a", [(10, 0.93), (1, 0.61)])], percent, percent, "round"))
     assert words(root, "tick") == ["60%", "70%", "80%", "90%", "100%", "2", "4", "6", "8", "10", "round"]

@@ -159,7 +159,7 @@ def test_every_round_is_shown_with_its_cost() -> None:
             "After training, local",
             "After training, worst",
         ],
-        ["fedavg, 1", "12.3", "1.50 kB", "50.0%", "-0.25", "75.0%", "–"],
+        ["fedavg, 1", "12.3", "1.50 kB", "50.0%", "-25.0%", "75.0%", "–"],
         ["fedavg, 2", "–", "0 B", "–", "–", "–", "–"],
     ]
     assert 'title="1,500 bytes"' in html

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,12 @@ def test_three_sentences_say_who_how_good_and_what_to_beware_of() -> None:
         ["moon", "70.0%", "70.0%", "70.0%", "2"],
     ]
     assert html.count('class="ring low"') == 2  # moon's sites are alike
+
+
+def test_sites_of_one_size_hold_that_many() -> None:
+    data = {"sites": [{"name": name, "train": 68} for name in "ab"], "classes": ["ash"]}
+    html = render(small(rows=[row(site=s, value=0.5, **LOCAL) for s in "ab"], data=data))
+    assert "<p>2 sites, holding 68 training images each, learned" in html
 
 
 def test_pooled_images_are_not_said_to_have_stayed() -> None:
@@ -225,15 +232,23 @@ def test_features_in_the_plane_by_site_and_by_class(tmp_path: Path) -> None:
     assert html.count('class="cloud ') == 2 * (5 + 2)
 
 
+def test_every_row_of_the_results_has_its_definition(tmp_path: Path) -> None:
+    html = render(imaging_result(tmp_path, classes=2))
+    rows = [head for head, *_ in rows_of(html, "Headline figures")[1:]]
+    defined = re.findall(r"<div><dt>(.*?)</dt>\s*<dd>", html.split("What the figures mean")[1].split("</dl>")[0])
+    assert rows == defined
+    assert rows[-1] == "Time"
+
+
 # The audit ------------------------------------------------------------------------------------------------------------
 
 
-def audited(folder: Path, *sites: str) -> None:
+def audited(folder: Path, *sites: str, method: str = "fedavg") -> None:
     figures = (Figure("AUC", 0.625, "chance that a member outranks another", 40), Figure("TPR", None, "at 1 %", 3))
     attack = Attack("membership", "guesses who was trained on", 0, figures, ("image 3 <stands out>",))
-    audits = [Audit("blood", "fedavg", site, 0, 40, (GroupAudit("parameters", (attack,)),)) for site in sites]
+    audits = [Audit("blood", method, site, 0, 40, (GroupAudit("parameters", (attack,)),)) for site in sites]
     record = AuditRecord(1, "0.1", "run", {}, tuple(audits), averaged(audits), {}, {})
-    (folder / "audit").mkdir()
+    (folder / "audit").mkdir(parents=True)
     (folder / "audit" / "audit.json").write_text(record.to_json(), encoding="utf-8")
 
 
@@ -256,6 +271,31 @@ def test_an_audit_of_several_sites_is_shown_as_its_means_and_every_finding(tmp_p
     assert "mean over 2 of 2 sites" in first[3]
     assert "site-2, membership: image 3 &lt;stands out&gt;" in html
     assert "site-1, site-2 sent was attacked with 80 training images; figures are means" in html
+
+
+def test_a_comparison_shows_the_audits_of_its_runs(tmp_path: Path) -> None:
+    methods = ("fedavg", "fedprox", "local")
+    assert "runs them, on the run of one method at a time;" in render(compare_result(methods), tmp_path)
+    audited(tmp_path / "fedavg", "site-1")
+    audited(tmp_path / "local", "site-1", method="local")
+    (tmp_path / "fedprox" / "audit").mkdir(parents=True)
+    (tmp_path / "fedprox" / "audit" / "audit.json").write_text("{}")
+    html = render(compare_result(methods), tmp_path)
+    for method in ("fedavg", "local"):
+        assert f"What site-1 sent for {method} was attacked with 40 training images." in html
+        assert rows_of(html, f"Attacks on parameters of {method}")[1][:2] == ["membership: AUC", "0.625"]
+    assert "fedprox/audit/audit.json cannot be shown: no record of an audit" in html
+    assert "No attack on what leaves" not in html
+
+
+@pytest.mark.parametrize("name", ["..", "../elsewhere", "a/b", "", ".", "nul\x00l", "linked"])
+def test_no_audit_outside_a_comparison_is_read(name: str, tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    for place in (tmp_path, tmp_path / "elsewhere", inner / "a" / "b"):
+        audited(place, "site-1")
+    (inner / "linked").symlink_to(tmp_path / "elsewhere")
+    html = render({**compare_result(("fedavg", "fedprox")), "methods": [name, "fedprox"]}, inner)
+    assert "No attack on what leaves the sites was run." in html
 
 
 def test_without_an_audit_the_page_says_so_and_a_damaged_one_is_named(tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def test_moments_are_shown_in_utc_and_other_text_as_it_is() -> None:
 def test_a_figure_is_shown_as_its_name_wants() -> None:
     assert values.show("worst_site_accuracy", 0.9135) == "91.3%"
     assert values.show("balance", 1.0) == values.show("balance_over_rounds", 1.0) == "100.0%"
-    assert values.show("backward_transfer", -0.25512) == "-0.2551"
+    assert values.show("backward_transfer", -0.25512) == "-25.5%"
+    assert values.show("deviation_backward_transfer", 0.005242) == values.show("deviation_x", 0.005242) == "0.5%"
+    assert values.show("shared_global_consistency", 0.868) == "86.8%"
     assert values.show("rounds_to_convergence", 42.0) == "42"
     assert values.show("macro_auc", 0.98765) == "0.988"
     assert values.show("loss", 0.123456) == "0.1235"

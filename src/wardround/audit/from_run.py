@@ -34,7 +34,7 @@ from wardround.privacy.plan import is_on
 from wardround.privacy.secret import FILE, keep_secret
 from wardround.progress import Silent
 from wardround.record import gallery
-from wardround.record.result import describe_data
+from wardround.record.result import is_of
 from wardround.record.rundir import RunDir
 from wardround.settings import Settings, validate
 from wardround.study import Study
@@ -66,7 +66,7 @@ def open_run(path: Path, data: str | None, site: str | None, progress: Silent) -
     run.read_result(path)
     settings = _with_data(validate(_read(path / run.SETTINGS)), data, site)
     prepared = run.prepare(settings, [(settings.method, settings.set)], progress)
-    if _read(path / run.DATA) != describe_data(prepared.federation):
+    if not is_of(prepared.federation, _read(path / run.DATA)):
         raise BadInput(
             f"these are not the images of {path}: their hashes differ from its {run.DATA}; name the run's own images "
             "with --data"

@@ -138,13 +138,16 @@ def run_command(
         for part, results in opened:
             try:
                 rest, failed = means.finish(part.runs, results, part.plans, say)
-            except KeyboardInterrupt:
+            except Exception:
+                raise
+            except BaseException:  # Ctrl-C, or SIGTERM, which a cluster sends
                 say(f"stopped; go on with: {_again()}")
                 raise
             left, failures = left + rest, failures + failed
     again = f"; go on with: {_again()}" if left else ""
     typer.echo(printable(f"{total - left} of {total} cells are done{again}"))
-    typer.echo(printable(f"results: {', '.join(str(results.path) for _, results in opened)}"))
+    if written := [str(results.path) for _, results in opened if results.path.is_file()]:
+        typer.echo(printable(f"results: {', '.join(written)}"))
     if failures:
         raise typer.Exit(1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,12 @@ def describe_data(federation: Federation) -> dict[str, Any]:
             for site in federation.sites
         ],
     }
+
+
+def is_of(federation: Federation, described: Mapping[str, Any]) -> bool:
+    """Whether `describe_data` was of these images, by their hashes: a moved file has another provenance."""
+    found = describe_data(federation)
+    return {**found, "provenance": ""} == {**described, "provenance": ""}
 
 
 def one_method(run: Path, method: str, data: dict[str, Any], within: Path | None = None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,25 @@ def spent_view(result: View) -> View:
     return tabulate("Differential privacy spent", ("Site", "Epsilon", "Delta"), rows)
 
 
-def audit_view(folder: Path | None) -> View | None:
-    """A table for each group of what leaves a site, the mean where sites are several; None where there is no audit."""
-    path = folder / FILE if folder else None
-    if path is None or not path.is_file():
-        return None
+def audits_view(folder: Path | None, methods: Sequence[str]) -> list[View]:
+    """The audit in a run's directory; of a comparison, which is audited method by method, those of its runs."""
+    if folder is None:
+        return []
+    own = [("", folder)]
+    runs = [(method, folder / method) for method in methods if len(methods) > 1 and _is_inside(folder, method)]
+    return [_audit(method, place / FILE) for method, place in own + runs if (place / FILE).is_file()]
+
+
+def _is_inside(folder: Path, method: str) -> bool:
+    """A result may come from anyone: what it names is read only where the result itself lies."""
+    try:
+        return (folder / method).resolve().parent == folder.resolve()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
+def _audit(method: str, path: Path) -> View:
+    """A table for each group of what leaves a site, the mean where sites are several."""
     from wardround.audit.report import AuditRecord  # read only where there is one
 
     try:
@@ -40,17 +55,20 @@ def audit_view(folder: Path | None) -> View | None:
             raise BadInput("it is too large to be a record of an audit")
         record = AuditRecord.from_json(path.read_bytes())
     except (OSError, BadInput) as error:
-        return {"problem": f"{FILE} cannot be shown: {error}.", "groups": [], "about": ""}
+        file = f"{method}/{FILE}" if method else FILE
+        return {"problem": f"{file} cannot be shown: {error}.", "groups": [], "about": ""}
     shown = record.averaged if len(record.sites) > 1 else [group for audit in record.sites for group in audit.groups]
     images = sum(audit.images for audit in record.sites)
     about = (
-        f"What {', '.join(audit.site for audit in record.sites)} sent was attacked with {images:,} training images"
+        f"What {', '.join(audit.site for audit in record.sites)} sent{f' for {method}' if method else ''} was attacked "
+        f"with {images:,} training images"
         f"{'; figures are means over these sites' if len(record.sites) > 1 else ''}."
     )
-    return {"problem": "", "groups": [_group(record, group) for group in shown], "about": about}
+    return {"problem": "", "groups": [_group(record, group, method) for group in shown], "about": about}
 
 
-def _group(record: AuditRecord, group: GroupAudit) -> View:
+def _group(record: AuditRecord, group: GroupAudit, method: str) -> View:
+    name = f"{group.group} of {method}" if method else group.group
     rows = [
         [
             f"{attack.name}: {figure.name}",
@@ -62,8 +80,8 @@ def _group(record: AuditRecord, group: GroupAudit) -> View:
         for figure in attack.figures
     ]
     return {
-        "name": group.group,
-        "table": tabulate(f"Attacks on {group.group}", ("Figure", "Value", "Cases", "What it is"), rows),
+        "name": name,
+        "table": tabulate(f"Attacks on {name}", ("Figure", "Value", "Cases", "What it is"), rows),
         "findings": _findings(record, group.group),
         "attacks": [{"name": attack.name, "text": attack.what} for attack in group.attacks],
     }

@@ -25,6 +25,7 @@ from wardround.report.svg import (
     segment,
     shortened,
     spread_out,
+    ticks_within,
     tone,
     tooltip,
     upright_grid,
@@ -145,10 +146,12 @@ def lines(
     x_name: str,
     width: float = 360,
     x_show: Format | None = None,
+    x_unit: float = 1.0,
 ) -> str:
     """Lines, each named at its right end; the y axis spans the values, not 0 to 1.
 
-    `show` writes values, `mark` the marks on the y axis, `x_show` those on the x axis; without it x counts something.
+    `show` writes values, `mark` the marks on the y axis, `x_show` those on the x axis, which are round multiples of
+    `x_unit`; without `x_show` x counts something.
     """
     drawn = [(j, line, runs_of(line.points)) for j, line in enumerate(series)]
     drawn = [(j, line, runs) for j, line, runs in drawn if runs]
@@ -169,9 +172,8 @@ def lines(
         y = place(x_low, tick)[1]
         out.append(rule("grid", left, y, width - right, y))
         out.append(words(left - 8, y + 4, mark(tick), "tick", "end"))
-    for tick in round_ticks(x_low, x_high, x_count, whole=x_show is None):
-        if x_low <= tick <= x_high:
-            out.append(words(place(tick, y_low)[0], bottom + 18, x_write(tick), "tick", "middle"))
+    for tick in ticks_within(x_low, x_high, x_count, x_show is None, x_unit):
+        out.append(words(place(tick, y_low)[0], bottom + 18, x_write(tick), "tick", "middle"))
     out.append(words(left + (width - left - right) / 2, bottom + 36, x_name, "tick", "middle"))
     ends = []
     for j, line, runs in drawn:

@@ -47,7 +47,8 @@ def _what(result: View, methods: Sequence[str]) -> str:
     sites, classes = as_records(data.get("sites")), as_texts(data.get("classes"))
     images = [as_count(site.get("train")) for site in sites]
     who = plural(len(sites), "site") if sites else "Sites"
-    holding = f", holding {min(images):,} to {max(images):,} training images each," if len(images) > 1 else ""
+    size = f"{min(images):,} to {max(images):,}" if len({*images}) > 1 else f"{max(images, default=0):,}"
+    holding = f", holding {size} training images each," if len(images) > 1 else ""
     task = f" to tell {len(classes)} classes apart" if classes else ""
     ways = "with one method" if len(methods) == 1 else f"in {len(methods)} ways"
     kept = "and no site’s images were shown to another"

@@ -1,9 +1,10 @@
 """One self-contained HTML page from a parsed `result.json`.
 
 Each `..._view` function turns one part of the result into plain dicts that the templates print; nothing here measures.
-The galleries that a result names and the `audit/audit.json` beside it are the only other files that are read. A result
-may come from a run that was stopped, or hold measures this version has never heard of: what is missing is left out,
-what is undefined is shown as "–", what is unknown is shown under its own name.
+The galleries that a result names and the audits of its runs are the only other files that are read. Patients' images
+are on a page only where somebody hands them over (`RealImages`), which `write_report` never does. A result may come
+from a run that was stopped, or hold measures this version has never heard of: what is missing is left out, what is
+undefined is shown as "–", what is unknown is shown under its own name.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from wardround.embedded import csp_hash
 from wardround.errors import BadInput
 from wardround.files import disk_errors, write_atomically
 from wardround.report.answers import answers_view
-from wardround.report.audit import audit_view, spent_view
+from wardround.report.audit import audits_view, spent_view
 from wardround.report.features import features_view, projections_view
 from wardround.report.gallery import galleries_view
 from wardround.report.index import index_rows, methods_of
 from wardround.report.ledger import ledger_view
 from wardround.report.overview import overview_view
 from wardround.report.parts import View, tabulate
+from wardround.report.real import RealImages
 from wardround.report.results import costs_at_the_end, measures_view, results_view
 from wardround.report.rounds import costs_view, curves_view, rounds_view
 from wardround.report.sites import accuracy_view, holdings_view
@@ -46,12 +48,12 @@ def write_report(result: dict[str, Any], path: Path) -> None:
         write_atomically(path, page)
 
 
-def render(result: dict[str, Any], folder: Path | None = None) -> str:
+def render(result: dict[str, Any], folder: Path | None = None, real: RealImages | None = None) -> str:
     """The page as text; `folder` is where the files lie that the result names."""
-    return _template().render(**views(result, folder))
+    return _template().render(**views(result, folder, real))
 
 
-def views(result: dict[str, Any], folder: Path | None = None) -> View:
+def views(result: dict[str, Any], folder: Path | None = None, real: RealImages | None = None) -> View:
     """Everything that the page shows, section by section."""
     version = result.get("schema_version")
     if version != SCHEMA:
@@ -76,10 +78,10 @@ def views(result: dict[str, Any], folder: Path | None = None) -> View:
         "features": features_view(result),
         "projections": projections_view(result),
         "clusters": clusters_view(result),
-        "galleries": galleries_view(result, folder),
+        "galleries": galleries_view(result, folder, real),
         "work": work_view(result, methods),
         "ledger": ledger_view(as_dict(result.get("ledger")), methods),
-        "audit": audit_view(folder),
+        "audits": audits_view(folder, methods),
         "spent": spent_view(result),
         "measures": measures_view(methods, index),
         "settings": tabulate("Every setting", ("Setting", "Value"), flat(result.get("settings"))),

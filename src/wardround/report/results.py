@@ -26,6 +26,10 @@ from wardround.report.values import (
     unit_of_time,
 )
 
+TIME = (
+    "The whole run of the method, measuring included, without the time between a stop and its resume. In a comparison, "
+    "site models that an earlier method trained are not trained again: the first has the time of all."
+)
 Headlines = Mapping[tuple[str, str], View]  # by key and method
 
 
@@ -44,13 +48,16 @@ def results_view(result: View, methods: Sequence[str]) -> View:
     seconds, data = as_dict(result.get("seconds")), as_dict(result.get("data"))
     if seconds:
         table.append(["Time", *(duration(as_number(seconds.get(method))) for method in methods)])
+    definitions = [{"label": label, "texts": _definitions(key, found)} for key, label in labels.items()]
+    if seconds:
+        definitions.append({"label": "Time", "texts": [{"who": "", "text": TIME}]})
     tiles = [key for key in ("local_accuracy", "global_accuracy", "balance") if key in labels and len(methods) == 1]
     return {
         "tiles": [{"label": labels[key], "value": show(key, headline(found, key, methods[0]))} for key in tiles],
         "table": tabulate("Headline figures", ("Figure", *methods), table),
         "ranked": any(cell["strong"] for row in table for cell in row[1:] if isinstance(cell, dict)),
         "balance": _balance_figure(found, methods),
-        "definitions": [{"label": label, "texts": _definitions(key, found)} for key, label in labels.items()],
+        "definitions": definitions,
         "protocols": [
             {"test": test, "words": as_text(data[key])}
             for test, key in (("Local", "local_protocol"), ("Global", "global_protocol"))

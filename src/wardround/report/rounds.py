@@ -23,6 +23,7 @@ from wardround.report.values import (
     percent,
     percent_mark,
     show,
+    unit_of_time,
 )
 
 LOCAL = "on the site's own test, mean over the sites measured in that round"
@@ -124,7 +125,9 @@ def costs_view(result: View, methods: Sequence[str]) -> list[View]:
             continue
         label = Label(f"cost-{field}", title, f"One line per method: {', '.join(lines)}.")
         series = [Line(method, known) for method, known in lines.items()]
-        svg = charts.lines(label, series, percent, percent_mark, x_name, x_show=write)
+        xs = [x for known in lines.values() for x, _ in known]
+        unit = unit_of_time(max(xs) - min(xs)) if field == "seconds" else 1.0
+        svg = charts.lines(label, series, percent, percent_mark, x_name, x_show=write, x_unit=unit)
         rows = [[m, write(x), percent(y)] for m, known in lines.items() for x, y in known]
         table = tabulate(title, ("Method", x_name.capitalize(), "Accuracy"), rows)
         views.append(

@@ -178,6 +178,17 @@ def round_ticks(low: float, high: float, count: int, whole: bool = False) -> lis
     return [round(i * step, 10) for i in range(first, max(last, first + 1) + 1)]
 
 
+def ticks_within(low: float, high: float, count: int, whole: bool = False, unit: float = 1.0) -> list[float]:
+    """About `count` round multiples of `unit` from low to high; two at least, since one mark tells no scale."""
+    found: list[float] = []
+    for wanted in range(count, 4 * count):
+        ticks = [tick * unit for tick in round_ticks(low / unit, high / unit, wanted, whole)]
+        found = [tick for tick in ticks if low <= tick <= high]
+        if len(found) > 1:
+            break
+    return found
+
+
 def spread_out(wanted: Sequence[float], gap: float, bottom: float) -> list[float]:
     """Heights near the wanted ones (sorted) but at least `gap` apart, so that names beside lines do not overlap."""
     placed: list[float] = []

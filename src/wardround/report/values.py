@@ -56,13 +56,14 @@ def mean_of(values: Iterable[float | None]) -> float | None:
 
 
 def is_share(name: str) -> bool:
-    """Whether a figure of this name is a share, shown in per cent."""
-    return "accuracy" in name or name.startswith("balance")
+    """Whether a figure of this name is a share, or a difference of shares, shown in per cent."""
+    shares = "accuracy" in name or name.startswith("balance") or name.endswith(("consistency", "transfer"))
+    return shares or name.startswith("deviation_")
 
 
 def is_ranked(name: str) -> bool:
     """Whether more is better, as far as this version knows."""
-    return is_share(name) or name.endswith(("auc", "consistency")) or name == "backward_transfer"
+    return name.endswith("auc") or (is_share(name) and not name.startswith("deviation_"))
 
 
 def show(name: str, value: float | None) -> str:
