@@ -64,7 +64,9 @@ def main_of(experiment: Experiment, options: argparse.Namespace) -> int:
     try:
         record = _read(options.out, experiment.name)
         if options.table:
-            print(experiment.markdown(record))
+            if "entries" not in record:
+                raise BadInput(f"{options.out} holds no results; name the file of an earlier start with --out")
+            print(experiment.markdown({**record, "summary": experiment.summarise(record["entries"])}))
             return 0
         _work(experiment, options, record)
         return 0

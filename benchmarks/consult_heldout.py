@@ -28,6 +28,7 @@ from consult_experiments import Experiment, add_options, main_of
 from wardround.audit.roc import roc
 from wardround.data.federation import Site
 from wardround.data.imageset import ImageSet
+from wardround.errors import BadInput
 from wardround.exchange.inprocess import step_together
 from wardround.learn.predictor import Predictor
 from wardround.methods.state import State
@@ -46,6 +47,9 @@ FIGURES = {
 
 def without(site: Site, part: Mapping[str, Any]) -> Site:
     """The site as if it had never seen the class."""
+    most = len(site.train.classes) - 1
+    if not 0 <= part["class"] <= most:
+        raise BadInput(f"there is no class {part['class']} to hold out; name some of 0 to {most} with --classes")
 
     def rest(images: ImageSet) -> ImageSet:
         return images.take(torch.nonzero(images.labels != part["class"]).flatten())

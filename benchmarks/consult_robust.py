@@ -41,6 +41,7 @@ from wardround.methods.state import State
 NAME = "consult_robust"
 METHODS = ("consult", "class-ensemble", "ensemble")
 KINDS = ("honest", "without", "few", "labels", "noise", "counts", "both")
+GROUP = ("set", "alpha", "kind", "method")
 HANDFUL, CLAIMED = 5, 1_000_000
 FIGURES = {
     "personal_local": "what the good sites deploy, on their local tests, averaged over them",
@@ -126,35 +127,52 @@ def entries(cell: Cell, place: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Means over seeds and over which site is bad; the worst of these is kept beside them."""
+    """Means over seeds and over which site is bad; beside them the worst, and the most that was lost by one bad site.
+
+    What is lost is against a study `without` it, on the same images with the same good sites.
+    """
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["set"], row["alpha"], row["kind"], row["method"]), []).append(row["figures"])
-    return [
-        {
-            **dict(zip(("set", "alpha", "kind", "method"), key, strict=True)),
-            "n": len(found),
-            "mean": {name: round(mean(figures[name] for figures in found), 6) for name in FIGURES},
-            "lowest": {name: min(figures[name] for figures in found) for name in FIGURES},
-        }
-        for key, found in groups.items()
-    ]
+        groups.setdefault(tuple(row[key] for key in GROUP), []).append(row)
+    without = {_study_of(row): row["figures"] for row in rows if row["kind"] == "without"}
+    summary = []
+    for key, found in groups.items():
+        figures = [row["figures"] for row in found]
+        summary.append(
+            {
+                **dict(zip(GROUP, key, strict=True)),
+                "n": len(found),
+                "mean": {name: round(mean(each[name] for each in figures), 6) for name in FIGURES},
+                "lowest": {name: min(each[name] for each in figures) for name in FIGURES},
+                "most_lost": {
+                    name: round(max(without[_study_of(row)][name] - row["figures"][name] for row in found), 6)
+                    for name in FIGURES
+                },
+            }
+        )
+    return summary
+
+
+def _study_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in ("set", "alpha", "seed", "bad", "method"))
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """A table for each set and alpha, in percent: personal local / global, shared global."""
+    """Tables for each set and alpha, in percent: personal local / global, shared global; their means, then losses."""
     lines: list[str] = []
     for images, alpha in dict.fromkeys((row["set"], row["alpha"]) for row in record["summary"]):
-        here = {
-            (r["kind"], r["method"]): r["mean"] for r in record["summary"] if (r["set"], r["alpha"]) == (images, alpha)
-        }
-        lines += [f"### {images}, α = {alpha:g}", "", f"| bad site | {' | '.join(METHODS)} |", "| --- " * 4 + "|"]
-        for kind in KINDS:
-            cells = [here.get((kind, method)) for method in METHODS]
-            lines.append(f"| {kind} | {' | '.join('–' if found is None else _figures(found) for found in cells)} |")
-        lines.append("")
+        here = {(r["kind"], r["method"]): r for r in record["summary"] if (r["set"], r["alpha"]) == (images, alpha)}
+        for what, kinds in (("mean", KINDS), ("most_lost", KINDS[2:])):
+            title = f"### {images}, α = {alpha:g}" + ("" if what == "mean" else ": the most that one bad site cost")
+            lines += [title, "", f"| bad site | {' | '.join(METHODS)} |", "| --- " * 4 + "|"]
+            for kind in kinds:
+                cells = [here.get((kind, method)) for method in METHODS]
+                figures = ["–" if found is None else _figures(found[what]) for found in cells]
+                lines.append(f"| {kind} | {' | '.join(figures)} |")
+            lines.append("")
     lines.append(
-        "Local / global accuracy of what the good sites deploy; in brackets the shared predictor's global one."
+        "Local / global accuracy of what the good sites deploy; in brackets the shared predictor's global one. Costs: "
+        "points against a study without the bad site, the largest of each over seeds and bad sites; below 0, a gain."
     )
     return "\n".join(lines)
 

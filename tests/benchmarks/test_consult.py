@@ -87,12 +87,23 @@ def test_a_class_that_nobody_has_seen(scripts: Any, blobs: Path, tmp_path: Path,
     assert scripts.robust.main(["--table", "--out", str(out)]) == 2
     assert "it is not of this benchmark" in capsys.readouterr().err
     assert scripts.heldout.main(["--table", "--out", str(out)]) == 0
+    assert scripts.heldout.main(["--table", "--out", str(tmp_path / "none.json")]) == 2
+    assert "none.json holds no results; name the file of an earlier start with --out" in capsys.readouterr().err
 
 
 def test_no_site_keeps_an_image_of_the_class(scripts: Any) -> None:
     site = scripts.heldout.without(federation().sites[0], {"class": 1})
     assert site.train.counts().tolist() == [3, 0, 3, 2]
     assert site.val.counts().tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("number", ["3", "-1"])
+def test_a_class_that_the_set_does_not_have(
+    number: str, scripts: Any, blobs: Path, tmp_path: Path, capsys: Any
+) -> None:
+    arguments = [str(blobs), *OPTIONS, "--out", str(tmp_path / "out.json"), "--classes", number]
+    assert scripts.heldout.main(arguments) == 2
+    assert f"there is no class {number} to hold out; name some of 0 to 2 with --classes" in capsys.readouterr().err
 
 
 # What a bad site sends ------------------------------------------------------------------------------------------------
@@ -124,11 +135,23 @@ def test_a_handful_of_the_commonest_class(scripts: Any) -> None:
 
 
 def test_means_over_seeds_and_bad_sites(scripts: Any) -> None:
-    place = {"set": "blood", "alpha": 0.1, "kind": "noise", "method": "consult"}
-    rows = [{**place, "figures": dict.fromkeys(scripts.robust.FIGURES, value)} for value in (0.5, 0.75)]
-    (row,) = scripts.robust.summarise(rows)
-    assert (row["n"], row["mean"]["shared_global"], row["lowest"]["shared_global"]) == (2, 0.625, 0.5)
-    assert "| noise | 62.5 / 62.5 (62.5) | – | – |" in scripts.robust.markdown({"summary": [row]})
+    """Without site 1 there is 0.9, without site 2 0.75; a noise there gives 0.75 and 0.5: most lost, 0.25."""
+    place = {"set": "blood", "alpha": 0.1, "seed": 0, "method": "consult"}
+    rows = [
+        {**place, "kind": kind, "bad": bad, "figures": dict.fromkeys(scripts.robust.FIGURES, value)}
+        for kind, values in (("noise", (0.75, 0.5)), ("without", (0.9, 0.75)))
+        for bad, value in zip(("site-1", "site-2"), values, strict=True)
+    ]
+    noise, without = summary = scripts.robust.summarise(rows)
+    assert (noise["n"], noise["mean"]["shared_global"], noise["lowest"]["shared_global"]) == (2, 0.625, 0.5)
+    assert noise["most_lost"] == dict.fromkeys(scripts.robust.FIGURES, 0.25)
+    assert set(without["most_lost"].values()) == {0}
+    first, second = scripts.robust.markdown({"summary": summary}).split(
+        "### blood, α = 0.1: the most that one bad site cost"
+    )
+    assert "| noise | 62.5 / 62.5 (62.5) | – | – |" in first
+    assert "| noise | 25.0 / 25.0 (25.0) | – | – |" in second
+    assert "| without |" not in second
 
 
 # The picture ----------------------------------------------------------------------------------------------------------

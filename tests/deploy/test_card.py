@@ -112,9 +112,7 @@ def test_the_model_of_all_sites() -> None:
         (
             PREDICTORS["pairs"],
             "votes of the networks on every pair of classes, each network heard on the pairs it has seen, each network "
-            "weighed class by class, each network's own class shares divided out first, then weighed by class shares. "
-            "Images unlike those it was trained on, with no high score for any class, are marked as unfamiliar: not "
-            "all of them, and with them some that it answers right",
+            "weighed class by class, each network's own class shares divided out first, then weighed by class shares",
         ),
         (
             Predictor(2, bright().members, log_prior=torch.zeros(2)),
@@ -124,6 +122,14 @@ def test_the_model_of_all_sites() -> None:
 )
 def test_how_networks_combine_in_words(predictor: Predictor, words: str) -> None:
     assert combination(predictor) == words
+
+
+def test_marks_are_explained_to_those_who_read_answers_and_to_those_who_write_programs() -> None:
+    text, without = markdown(card(marks=True)), markdown(card())
+    assert "with no high score for any class, are marked as unfamiliar: not all " in section(text, "What it answers")
+    assert "and gives `probabilities` and `unfamiliar` (float32, 1 for a marked " in section(text, "How to use it")
+    assert "unfamiliar" not in without
+    assert "and gives `probabilities`.\n" in section(without, "How to use it")
 
 
 def test_networks_of_one_kind_are_told_once() -> None:

@@ -66,7 +66,8 @@ def test_images_below_the_floor_are_marked(file: str, scans: Path, tmp_path: Pat
         pytest.importorskip("onnxruntime", reason="needs the extra [onnx]")
     predictor = replace(bright(), floor=torch.tensor(0.6), log_prior=torch.tensor([5.0, 5.0]))
     card = export(predictor, tmp_path / "model", ABOUT, made=MADE).card
-    assert "are marked as unfamiliar" in card.combination
+    assert card.marks
+    assert not export(bright(), tmp_path / "plain", ABOUT, made=MADE).card.marks
     found = predict(tmp_path / "model" / file, [scans], "cpu")
     assert [row.unfamiliar for row in found.rows] == [True, True, True, False, False]
     assert found.notes == ["unfamiliar, unlike what the model was trained on, so not to be relied on: 3 of 5"]

@@ -183,6 +183,40 @@ def test_one_network_moves_a_pair_by_a_half_and_what_the_pool_gives_it(
     assert bool((moved <= (half + pooled)[0, 1:].sum() + 1e-9).all())
 
 
+def test_where_nobody_else_has_seen_both_one_network_moves_more_than_a_half() -> None:
+    """Two know class 0 alone, two class 1; a fifth claims 400 of both, is held to m = 100, and says all or nothing.
+
+    R_01 = (100·σ + 100·f)/200. W of the fifth is 400/1000, and the others say 1 of what they know: f = 1/2 without its
+    voice, (1)/(1 + 0.6) with all of it for class 0. So R goes from (0 + 0.6/1.6)/2 to (1 + 1/1.6)/2: by 0.625.
+    """
+    counts = double([300, 0], [300, 0], [0, 300], [0, 300], [400, 400])
+    known = [log([1, 1e-30]), log([1, 1e-30]), log([1e-30, 1]), log([1e-30, 1])]
+
+    def won(*said: float) -> float:
+        logits = torch.stack([*known, double(said)])
+        return float(pair_scores(logits, counts, torch.zeros(5, 2).double(), 1.0, 100.0)[0, 0])
+
+    assert won(99, -99) == pytest.approx((1 + 1 / 1.6) / 2)
+    assert won(-99, 99) == pytest.approx((0 + 0.6 / 1.6) / 2)
+
+
+@pytest.mark.parametrize("said", [[math.nan] * 3, [math.inf, 0, 0], [0, -math.inf, math.inf], [math.nan, 1, 2]])
+def test_a_network_that_answers_no_numbers_says_what_its_prior_says(said: list[float]) -> None:
+    """Finite weights can give infinite outputs; the others' answers must not drown in them, image by image."""
+    counts, prior = double([50, 20, 9], [20, 50, 9], [900, 900, 900]), log([0.5, 0.3, 0.2]).repeat(3, 1)
+    logits = torch.randn(3, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits[2, 1] = double(*said)
+    found = pair_scores(logits, counts, prior, 3.0, 100.0)
+    plain = logits.clone()
+    plain[2, 1] = prior[2]
+    torch.testing.assert_close(found, slowly(plain, counts, prior, 3.0, 100.0))
+
+
+def test_no_number_is_not_a_preference() -> None:
+    nothing = torch.full((1, 2), math.nan).double()
+    assert pair_wins(nothing, torch.tensor([0]), double(9, 9), torch.zeros(2).double(), 1.0) == (0, 1)
+
+
 # Held to what it says -------------------------------------------------------------------------------------------------
 
 

@@ -109,6 +109,16 @@ def test_what_is_not_told_is_guessed_and_said(skewed: Any) -> None:
     assert notes == ["what site-2 trained on was not told, and is guessed from the models alone"]
 
 
+def test_a_model_that_answers_with_no_numbers_is_refused(skewed: Any) -> None:
+    data, _, sent = skewed
+    ctx, notes = listening(data)
+    groups = {name: dict(tensors) for name, tensors in sent["site-2"].groups.items()}
+    groups["statistics"] = {name: torch.full_like(t, -1e30) for name, t in groups["statistics"].items()}
+    (state,) = method().absorb(ctx, State(), {**sent, "site-2": replace(sent["site-2"], groups=groups)})
+    assert sorted(state.groups) == ["site-1", "site-3"]
+    assert notes == ["the model of site-2 is refused: its answers are NaN or infinite"]
+
+
 def test_counts_below_zero_are_taken_for_none(skewed: Any) -> None:
     data, _, sent = skewed
     ctx, _ = listening(data)
@@ -253,7 +263,8 @@ def test_a_site_without_validation_images(skewed: Any) -> None:
     predictor = at_site(ctx, blind, sent, 0)
     torch.testing.assert_close(predictor.log_prior, log_shares(data.sites[0].train.counts()))
     assert notes == [
-        "site-1 has no validation images: it takes the shared predictor with its own prior, tempered by 1.00"
+        "site-1 has no validation images: it takes the shared predictor with its own prior, tempered by 1.00, as "
+        "nothing can be measured"
     ]
     assert predictor.floor is None
 
@@ -385,9 +396,12 @@ def test_a_policy_is_not_asked_for_what_it_forbids_before_training() -> None:
 
 
 def test_noised_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With ε = 1 counts leave with noise and in bins, and the run goes to its end; what was sent is what is used."""
+    """With ε = ½ counts leave with noise and in bins, and the run goes to its end; what was sent is what is used."""
     crossed = watch_bundles(monkeypatch)
-    coordinate(tmp_path / "run", method(), federate(n=40, val=8), rounds=1, privacy={"counts_epsilon": 1.0})
+    data = federate(n=40, val=8)
+    result = coordinate(tmp_path / "run", method(), data, rounds=1, privacy={"counts_epsilon": 0.5})
+    words = "label counts came in coarse bins and with noise: of one image, (ε, δ) = (0.5, 0) of the counts"
+    assert words in [note["text"] for note in result["notes"]]
     sent: dict[str, Tensor] = {
         b.envelope.site: b.group(LABEL_COUNTS)["counts"] for b in crossed if b.envelope.kind == "answer"
     }

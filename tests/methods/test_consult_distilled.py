@@ -146,8 +146,24 @@ def test_labels_go_around_the_classes_that_any_site_has_seen(sent: Sent) -> None
     assert work(sent, method(batch=9)).labels.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     without = {"site-1": torch.tensor([3, 0, 0, 0]), "site-2": torch.tensor([0, 0, 0, 4])}
     assert work(sent, method(), without).labels.tolist() == [0, 3, 0, 3, 0, 3]
+    lie = {"site-1": torch.tensor([2**63 - 1, 0, 0, 0]), "site-2": torch.tensor([1, 0, 0, 4])}  # 2^63 in all: overflow
+    assert work(sent, method(), lie).labels.tolist() == [0, 3, 0, 3, 0, 3]
     nothing = dict.fromkeys(("site-1", "site-2"), torch.zeros(4, dtype=torch.int64))  # coarse bins of small sites
     assert work(sent, method(), nothing).labels.tolist() == [0, 1, 2, 3, 0, 1]
+
+
+def test_a_model_without_answers_does_not_end_the_study(sent: Sent) -> None:
+    """Its weights are finite, as the check of what is sent asks for; what they make of an image is not."""
+    _, base, bundles, _ = sent
+    notes: list[str] = []
+    ctx = replace(base, note=notes.append)
+    groups = {name: dict(tensors) for name, tensors in bundles["site-2"].groups.items()}
+    groups["statistics"] = {name: torch.full_like(t, -1e30) for name, t in groups["statistics"].items()}
+    bad = {**bundles, "site-2": replace(bundles["site-2"], groups=groups)}
+    *_, state = method().absorb(ctx, State(), bad)
+    *_, without = method().absorb(ctx, State(), {"site-1": bundles["site-1"]})
+    assert notes == ["the model of site-2 is refused: its answers are NaN or infinite"]
+    assert timeless(state) == timeless(without)
 
 
 @pytest.mark.parametrize(
@@ -289,8 +305,24 @@ def test_a_fine_tune_is_taken_where_it_does_better(sent: Sent, monkeypatch: pyte
     assert fits[0].data.labels.tolist() == [*site.train.labels.tolist(), 0, 0, 0, 0, 0]
     assert (fits[0].recipe.lr, fits[0].recipe.schedule, fits[0].recipe.epochs) == (0.05, "cosine", 15)
     assert right(found, ctx, site.val) > 0.5
-    assert notes[0].startswith("site-1 takes the shared predictor as it is (")
-    assert notes[0].endswith(", after a fine-tune that replays synthetic images (0.0% without)")
+    start = "site-1 takes the shared predictor after a fine-tune that replays synthetic images, better than the 0.0% "
+    assert notes[0].startswith(f"{start}without ({right(found, ctx, site.val):.1%} of 12 validation images)")
+    assert found.log_prior is None
+
+
+def test_a_fine_tune_that_is_no_better_is_named_and_not_taken(sent: Sent) -> None:
+    """The site's class 0 is half of its images, and the student says nothing else; so does what the fine-tune gives."""
+    data, base, _, _ = sent
+    notes: list[str] = []
+    ctx, of = replace(base, note=notes.append), method()
+    work = of.personal(ctx, data.sites[0], home(ctx, of, constant(ctx, 0)), State({OWN: constant(ctx, 0)}))
+    fitted = ctx.train([next(work)])[0]
+    with pytest.raises(StopIteration) as end:
+        work.send(replace(fitted, weights=constant(ctx, 1)))
+    assert right(end.value.value, ctx, data.sites[0].val) == 0.5
+    assert float(end.value.value.members[0].weights["head.bias"][0]) == 50
+    assert notes[0].startswith("site-1 takes the shared predictor as it is (50.0% of 12 validation images, its own ")
+    assert notes[0].endswith("; a fine-tune that replays synthetic images is no better (50.0%)")
 
 
 def test_a_site_without_memory_or_validation_images(sent: Sent) -> None:
@@ -305,7 +337,8 @@ def test_a_site_without_memory_or_validation_images(sent: Sent) -> None:
     assert found.log_prior is not None
     torch.testing.assert_close(found.log_prior, log_shares(data.sites[0].train.counts()))
     assert notes[1] == (
-        "site-1 has no validation images: it takes the shared predictor with its own prior, tempered by 1.00"
+        "site-1 has no validation images: it takes the shared predictor with its own prior, tempered by 1.00, as "
+        "nothing can be measured"
     )
 
 

@@ -61,8 +61,8 @@ def test_a_site_takes_the_shared_predictor_with_that_share() -> None:
     assert found.predictor.log_prior is not None
     torch.testing.assert_close(found.predictor.log_prior, 0.8 * prior)
     assert found.words == (
-        "takes the shared predictor with its own prior, tempered by 0.80 (100.0% of 2 validation images, its own model "
-        "100.0%)"
+        "takes the shared predictor with its own prior, tempered by 0.80, the least that is as good as its own model "
+        "(100.0% of 2 validation images, its own model 100.0%)"
     )
     assert found.accuracy == 1
     assert found.predictor.floor is None  # two images cannot tell
@@ -72,8 +72,7 @@ def test_a_site_that_needs_nothing_of_its_prior() -> None:
     judge = Judge(site([0, 1], [0] * 5 + [1]), None, calibrate=False)
     found = judge.choose(SHARED, double([2, 0], [0, 1]), (OWN, double([1, 0], [1, 0])))
     assert found.words == "takes the shared predictor as it is (100.0% of 2 validation images, its own model 50.0%)"
-    assert found.predictor.log_prior is not None
-    assert found.predictor.log_prior.abs().sum() == 0
+    assert found.predictor == SHARED  # and its card does not speak of class shares
 
 
 def test_a_site_keeps_its_own_model_where_no_share_is_enough() -> None:
@@ -89,24 +88,30 @@ def test_a_site_keeps_its_own_model_where_no_share_is_enough() -> None:
 def test_a_fixed_share_is_taken_whatever_it_does() -> None:
     judge = Judge(site([0, 0], [0] * 5 + [1]), 0.5, calibrate=False)
     found = judge.choose(SHARED, double([2, 0], [0, 99]), (OWN, double([1, 0], [1, 0])))
-    assert found.words.startswith("takes the shared predictor with its own prior, tempered by 0.50 (50.0% of 2")
+    assert found.words.startswith("takes the shared predictor with its own prior, tempered by 0.50, as set (50.0% of 2")
     assert found.accuracy == 0.5
+    none = Judge(judge.site, 0.0, calibrate=False).choose(SHARED, double([2, 0], [0, 99]), None)
+    assert none.words == "takes the shared predictor as it is, as set (50.0% of 2 validation images)"
+    assert none.predictor == SHARED
 
 
 def test_a_site_without_a_model_of_its_own_has_no_bar() -> None:
     found = Judge(site([1], []), None, calibrate=False).choose(SHARED, double([1, 0]), None)
-    assert found.words == "takes the shared predictor as it is (0.0% of 1 validation images)"
+    assert found.words == "takes the shared predictor as it is (0.0% of 1 validation image)"
 
 
-@pytest.mark.parametrize(("prior", "share"), [(None, 1.0), (0.25, 0.25)])
+@pytest.mark.parametrize(("prior", "share", "why"), [(None, 1.0, "as nothing can be measured"), (0.25, 0.25, "as set")])
 def test_a_site_without_validation_images_takes_the_whole_prior_or_what_is_fixed(
-    prior: float | None, share: float
+    prior: float | None, share: float, why: str
 ) -> None:
     found, words = Judge(site([], [0] * 5 + [1]), prior, calibrate=True).unjudged(SHARED)
     assert found.log_prior is not None
     torch.testing.assert_close(found.log_prior, share * double(5.5 / 7, 1.5 / 7).log())
     start = "has no validation images: it takes the shared predictor with its own prior, tempered by"
-    assert words == f"{start} {share:.2f}"
+    assert words == f"{start} {share:.2f}, {why}"
+    found, words = Judge(site([], [0]), 0.0, calibrate=True).unjudged(SHARED)
+    assert found == SHARED
+    assert words == "has no validation images: it takes the shared predictor as it is, as set"
 
 
 @settings(deadline=None, max_examples=25)
@@ -175,6 +180,16 @@ def test_calibration_is_told_before_and_after_and_changes_no_answer() -> None:
     assert found.words.endswith(f"; calibration error {before:.1%} before, {after:.1%} after")
     assert found.accuracy == 0.75
     assert after < 0.02 < before
+
+
+@pytest.mark.parametrize("n", [1, 19])
+def test_a_handful_of_images_is_not_calibrated_on(n: int) -> None:
+    """All of them are right, so the largest factor would fit best: on one image, certainty for every other."""
+    found = Judge(site([0] * n, [0, 1]), None, calibrate=True).choose(SHARED, double([1, 0]).repeat(n, 1), None)
+    assert found.words.endswith(f"of {n} validation image{'s' if n > 1 else ''}); too few of them to calibrate on")
+    assert found.predictor == SHARED
+    enough = Judge(site([0] * 20, [0, 1]), None, calibrate=True).choose(SHARED, double([1, 0]).repeat(20, 1), None)
+    assert enough.predictor.sharpness == 4
 
 
 def test_from_where_on_an_image_is_familiar() -> None:

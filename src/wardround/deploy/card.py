@@ -52,6 +52,7 @@ class Card(Frozen):
     about: ModelAbout
     networks: tuple[Text, ...]
     combination: Words
+    marks: bool = False  # whether it tells which images are unlike those it was trained on
     versions: dict[Text, Text]
     files: dict[Text, FileEntry]
     onnx: OnnxCheck
@@ -67,13 +68,7 @@ def combination(predictor: Predictor) -> str:
         words += ", each network weighed" + (" class by class" if predictor.trust.ndim == 2 else "")
     if predictor.member_log_prior is not None:
         words += ", each network's own class shares divided out first"
-    words += ", then weighed by class shares" if predictor.log_prior is not None else ""
-    if predictor.floor is not None:
-        words += (
-            ". Images unlike those it was trained on, with no high score for any class, are marked as unfamiliar: not "
-            "all of them, and with them some that it answers right"
-        )
-    return words
+    return words + (", then weighed by class shares" if predictor.log_prior is not None else "")
 
 
 def markdown(card: Card) -> str:
@@ -103,6 +98,11 @@ def _answers(card: Card) -> Iterator[str]:
         "one of these classes, also for an image that shows none of them. A probability is the model's own, "
         "calibrated at most on few images of one site: of images with 0.9, not necessarily nine in ten are right."
     )
+    if card.marks:
+        yield (
+            "Images unlike those it was trained on, with no high score for any class, are marked as unfamiliar: not "
+            "all of them, and with them some that it answers right. An image without a mark can be wrong as well."
+        )
     yield ""
     yield "| Number | Class |" if counts is None else "| Number | Class | Images trained on |"
     yield "| --- | --- |" if counts is None else "| --- | --- | --- |"
@@ -182,7 +182,8 @@ def _use(card: Card) -> Iterator[str]:
     yield f"- Input: {task.channels}×{task.size}×{task.size} images ({colours}; channel, row, column), values 0 to 255."
     yield (
         f"- Normalisation: {task.normalisation}. It is inside `model.onnx`, which takes `pixels` (float32, raw values, "
-        "any number of images) and gives `probabilities`."
+        "any number of images) and gives `probabilities`"
+        + (" and `unfamiliar` (float32, 1 for a marked image, else 0)." if card.marks else ".")
     )
     for network, count in Counter(card.networks).items():
         yield f"- {count:,} {'network' if count == 1 else 'networks'}: {escaped(network)}."

@@ -69,6 +69,7 @@ def export(
             about=about,
             networks=tuple(member.spec.describe() for member in predictor.members),
             combination=combination(predictor),
+            marks=predictor.floor is not None,
             versions=_versions(data is not None),
             files=written,
             onnx=check,

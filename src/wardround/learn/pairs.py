@@ -10,9 +10,12 @@ both. With n_kc the images of class c that network k was trained on, π_k its la
     s_c = Σ_d R_cd                                          the expected number of classes that c wins against
 
 f_cd = S_c / (S_c + S_d) with S_c = Σ_k W_kc·p_k(c), W_kc = n_kc / Σ_j n_jc: where nobody knows a pair, networks that
-have seen one side of it are all there is. m images of doubt weigh it. σ bounds what one network can say, and no
-network's h or n counts for more than those of all others together and m: one that is wrong, or lies about what it has
-seen, moves R by about a half, not at will.
+have seen one side of it are all there is (S is `TINY` at least: of two classes that none thinks of, neither). m images
+of doubt weigh it. σ bounds what one network can say, and no network's h or n counts for more than those of all others
+together and m: by its own votes one that is wrong, or lies about what it has seen, moves R by a half at most, and f by
+its share W of the two classes. Where others know the pair that is about a half in all; where nobody else has seen both,
+it is more. A network that answers an image with anything but finite numbers says of it what its prior says: nothing on
+any pair.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ TINY = 1e-9
 def pair_scores(logits: Tensor, counts: Tensor, log_prior: Tensor, temperature: float, doubt: float) -> Tensor:
     """Wins s `(n, classes)` from logits `(networks, n, classes)`, counts and log priors `(networks, classes)`."""
     classes = logits.shape[2]
+    logits = torch.where(logits.isfinite().all(dim=2, keepdim=True), logits, log_prior.to(logits).unsqueeze(1))
     pooled = (logits.softmax(dim=2) * shares(counts, doubt).unsqueeze(1)).sum(dim=0).clamp_min(TINY)
     weights = bounded(harmonic(counts), doubt)
     won = doubt * pooled.unsqueeze(2) / (pooled.unsqueeze(2) + pooled.unsqueeze(1))

@@ -35,9 +35,8 @@ from wardround.learn.pixels import augment
 from wardround.learn.predictor import Member, Predictor, single
 from wardround.learn.replay import Replay, each
 from wardround.methods.base import Answer, Context, Work, join_groups
-from wardround.methods.consult import ConsultSettings, answers, counts_group, panel_of, seen_by_sites, told
+from wardround.methods.consult import ConsultSettings, answers, counts_group, panel_of, seen_by_sites, told, usable
 from wardround.methods.distilled import Distilled, DistilledSettings, Epochs, Groups, Midway
-from wardround.methods.oneshot import trained_models
 from wardround.methods.parts import Parts
 from wardround.methods.personal_prior import Judge, accuracy
 from wardround.methods.state import State
@@ -104,8 +103,9 @@ class ConsultDistilled(Distilled):
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
         """As any distillation, with what each site has seen."""
-        self.counts = seen_by_sites(ctx, State(trained_models(ctx, answers)), answers)
-        yield from super().absorb(ctx, state, answers)
+        kept = usable(ctx, answers)
+        self.counts = seen_by_sites(ctx, State({site: join_groups(bundle) for site, bundle in kept.items()}), kept)
+        yield from super().absorb(ctx, state, kept)
 
     def epochs(self, ctx: Context, state: State, members: list[Member], student: Student, begun: int) -> Epochs:
         """A synthesis, then distillation on what was kept of the last ones."""
@@ -136,15 +136,18 @@ class ConsultDistilled(Distilled):
             return predictor
         labels = site.val.labels.cpu()
         own = Member(ctx.study.spec(site.name), dict(memory.groups[OWN])) if OWN in memory.groups else None
-        bar = None if own is None else (own, answers(ctx, own, site.val))
-        scores = answers(ctx, shared.members[0], site.val).double()
+        bar = None if own is None else (own, answers(ctx, own, site.val.images))
+        scores = answers(ctx, shared.members[0], site.val.images).double()
         chosen, words, reached = judge.choose(shared, scores, bar)
         tuned = yield from self._tuned(ctx, site, shared, delivered)
         if tuned is not None:
-            said = answers(ctx, tuned.members[0], site.val).double()
-            if accuracy(said, labels) > reached:
-                chosen, words, _ = replace(judge, prior=0.0).choose(tuned, said, bar)
-                words = f"{words}, after a fine-tune that replays synthetic images ({reached:.1%} without)"
+            said = answers(ctx, tuned.members[0], site.val.images).double()
+            right, how = accuracy(said, labels), "a fine-tune that replays synthetic images"
+            if right > reached:
+                better = f"takes the shared predictor after {how}, better than the {reached:.1%} without"
+                chosen, words, _ = judge.finished(tuned, said, bar, better)
+            else:
+                words += f"; {how} is no better ({right:.1%})"
         ctx.note(f"{site.name} {words}")
         return chosen
 
@@ -181,7 +184,7 @@ class _AtWork:
         self.settings = s = method.settings.at(study.size)
         counts = torch.stack([method.counts[site] for site in sorted(method.counts)])
         self.teachers = PanelTeachers(panel_of(tuple(members), counts, s), device, precision, s.classify)
-        seen = torch.nonzero(counts.sum(dim=0) > 0).flatten()
+        seen = torch.nonzero((counts > 0).any(dim=0)).flatten()  # a sum could overflow: a site may claim anything
         seen = seen if len(seen) else torch.arange(counts.shape[1])  # coarse bins make nothing of small sites
         self.labels = seen[torch.arange(s.batch) % len(seen)].to(device)
         shape = (study.channels, study.size, study.size)

@@ -21,7 +21,7 @@ from wardround.methods.trust import log_shares
 TEMPERS = torch.linspace(0, 3, 61, dtype=torch.float64)
 SHARPER = torch.logspace(-1, 1, 41, base=4.0, dtype=torch.float64)  # 1/4 to 4, with 1 in the middle
 BINS = 15
-FAMILIAR, ENOUGH = 0.05, 20  # the share of right answers that may be called unfamiliar; images it takes to tell
+FAMILIAR, ENOUGH = 0.05, 20  # the share of right answers that may be called unfamiliar; images to fit anything to
 
 
 class Choice(NamedTuple):
@@ -49,16 +49,20 @@ class Judge:
         bar = 0.0 if own is None else accuracy(own[1], labels)
         t = self.prior if self.prior is not None else smallest_temper(scores, prior, labels, bar)
         if t is None and own is not None:
-            chosen, found = Predictor(shared.classes, (own[0],)), own[1].double()
             words = "keeps its own model: no share of its prior made the shared predictor as good"
-        else:
-            t = t or 0.0
-            chosen, found = replace(shared, log_prior=t * prior), scores + t * prior
-            words = "takes the shared predictor " + (f"with its own prior, tempered by {t:.2f}" if t else "as it is")
+            return self.finished(Predictor(shared.classes, (own[0],)), own[1].double(), own, words)
+        chosen, words = self._tempered(shared, t or 0.0, "the least that is as good as its own model")
+        return self.finished(chosen, scores + (t or 0.0) * prior, own, f"takes {words}")
+
+    def finished(self, chosen: Predictor, found: Tensor, own: tuple[Member, Tensor] | None, words: str) -> Choice:
+        """What was chosen, calibrated and with a floor; `found` are its scores on the validation images."""
+        labels = self.site.val.labels.cpu()
         right = accuracy(found, labels)
-        words += f" ({right:.1%} of {len(labels)} validation images"
-        words += f", its own model {bar:.1%})" if own is not None else ")"
-        if self.calibrate:
+        words += f" ({right:.1%} of {len(labels)} validation image{'' if len(labels) == 1 else 's'}"
+        words += f", its own model {accuracy(own[1], labels):.1%})" if own is not None else ")"
+        if self.calibrate and len(labels) < ENOUGH:
+            words += "; too few of them to calibrate on"
+        elif self.calibrate:
             factor = best_factor(found, labels)
             before, after = (calibration_error(f * found, labels) for f in (1.0, factor))
             words += f"; calibration error {before:.1%} before, {after:.1%} after"
@@ -68,9 +72,16 @@ class Judge:
 
     def unjudged(self, shared: Predictor) -> tuple[Predictor, str]:
         """Of a site without validation images: the whole prior, or as much of it as was fixed."""
-        t = 1.0 if self.prior is None else self.prior
+        found, words = self._tempered(shared, 1.0 if self.prior is None else self.prior, "as nothing can be measured")
+        return found, f"has no validation images: it takes {words}"
+
+    def _tempered(self, shared: Predictor, t: float, why: str) -> tuple[Predictor, str]:
+        """The shared predictor with t of the site's prior, in words; `why` is told where t was not set."""
+        end = "" if self.prior is None else ", as set"
+        if t == 0:
+            return shared, f"the shared predictor as it is{end}"
         prior = log_shares(self.site.train.counts().cpu())
-        words = f"has no validation images: it takes the shared predictor with its own prior, tempered by {t:.2f}"
+        words = f"the shared predictor with its own prior, tempered by {t:.2f}{end or f', {why}'}"
         return replace(shared, log_prior=t * prior), words
 
 
