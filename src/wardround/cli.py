@@ -26,7 +26,7 @@ from wardround.board.cli import board_command
 from wardround.choices import assigned, for_methods, gather
 from wardround.data.check.command import check_command
 from wardround.deploy.cli import predict_command
-from wardround.errors import BadInput, WardroundError
+from wardround.errors import BadInput, Diverged, WardroundError
 from wardround.papers.cli import mount as mount_papers
 from wardround.progress import Bars, Silent
 from wardround.remote.cli import mount as mount_remote
@@ -300,6 +300,8 @@ def _finish(begin: Callable[[], Any], quiet: bool, as_json: bool, track: list[st
     except (KeyboardInterrupt, _Terminated):
         _complain(f"stopped; go on with: {again}")
         raise
+    except Diverged as error:
+        raise Diverged(f"{error} in a new run: {job.path} keeps the settings that it began with") from error
     except WardroundError as error:
         raise type(error)(f"{error}; then go on with: {again}") from error
     if as_json:

@@ -22,6 +22,10 @@ class RunFailed(WardroundError):
     exit_code = 1
 
 
+class Diverged(RunFailed):
+    """Work that its settings have led into numbers without end: going on would lead there again."""
+
+
 class SiteFailed(WardroundError):
     """One site could not answer; the others go on. The message names the reason, the runner adds the site."""
 

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from tiny import context, coordinate, deployed, drive, federation, figures, predictor_bytes, study, watch_fits
 from wardround.data.federation import Federation
-from wardround.errors import RunFailed
+from wardround.errors import BadInput, RunFailed
 from wardround.exchange.bundle import Bundle, Envelope
 from wardround.learn.predictor import Predictor
 from wardround.methods.fedavg import FedAvg
+from wardround.methods.registry import make
 from wardround.methods.state import State
-from wardround.methods.template import average
+from wardround.methods.template import Visit, average
 from wardround.models import Weights, build
 from wardround.streams import Streams
 
@@ -224,6 +225,60 @@ def test_a_site_too_small_to_train_is_noted_and_left_out(tmp_path: Path) -> None
     assert predictor_bytes(tmp_path / "with") == predictor_bytes(tmp_path / "without")
     assert {r["site"] for r in result["rows"] if r["model"] == "personal"} == {"site-1", "site-2"}
     assert not any("not trained" in note["text"] for note in alone["notes"])
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "settings", "round"),
+    [
+        ("fedavg", {}, {"rounds": 2, "train": {"epochs": 0}}, 1),
+        ("fedprox", {}, {"rounds": 4, "train": {"epochs": [3, 1, 0]}}, 3),
+        ("fedmp", {}, {"rounds": 2, "train": {"epochs": [1, 0]}}, 2),
+        ("fedntd", {}, {"rounds": 2, "train": {"epochs": [1, 0]}}, 2),
+        ("fedmp-fewshot", {"epochs": [2, 0, 1]}, {}, 2),
+        ("single", {}, {"rounds": 2, "train": {"epochs": 0}}, 1),
+    ],
+)
+def test_a_round_without_epochs_is_refused_before_any_work(
+    name: str, own: dict[str, Any], settings: dict[str, Any], round: int
+) -> None:
+    """Not when that round comes, after all those before it."""
+    with pytest.raises(BadInput, match=rf"^{name} would train for 0 epochs in round {round}, .* one epoch or more$"):
+        make(name, own).check(study(federation((4, 4)), **settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "settings"),
+    [
+        ("fedavg", {}, {"rounds": 2, "train": {"epochs": [1, 1, 0]}}),  # a third round is not there
+        ("fedmp-fewshot", {"epochs": 1}, {"rounds": 2, "train": {"epochs": 0}}),
+        ("single", {}, {"rounds": 2, "train": {"epochs": [0, 1]}}),
+        ("local", {}, {"rounds": 2, "train": {"epochs": 0}}),
+    ],
+)
+def test_no_epochs_where_no_round_goes_without(name: str, own: dict[str, Any], settings: dict[str, Any]) -> None:
+    make(name, own).check(study(federation((4, 4)), **settings))
+
+
+@pytest.mark.parametrize(("name", "group"), [("fedas", "trace"), ("fedmp", "embeddings"), ("fedmp", "prototypes")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_site_that_would_send_what_is_no_number_does_not_answer_and_the_others_go_on(
+    name: str, group: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finite weights can have infinite features and gradients."""
+    kind = type(make(name, {}))
+    more_up = kind.more_up
+
+    def broken(self: Any, visit: Visit, fit: Any, fitted: Any) -> Any:
+        found = more_up(self, visit, fit, fitted)
+        if visit.site.name == "site-2":
+            found[group] = {n: t * value if t.is_floating_point() else t for n, t in found[group].items()}
+        return found
+
+    monkeypatch.setattr(kind, "more_up", broken)
+    result = coordinate(tmp_path / "run", make(name, {}), federation((8, 8, 8)), rounds=2)
+    told = [note["text"] for note in result["notes"] if "did not answer" in note["text"]]
+    said = f"its {group} would hold NaN or infinite values; use a smaller train.lr, or set train.clip_norm"
+    assert told == [f"site-2 did not answer in round {round}: {said}" for round in (1, 2)]
 
 
 def test_no_site_can_train(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.models import StagedNet, Weights, build
 from wardround.record import absorbing
-from wardround.synthesis.inversion import Iterate, Synthesis
+from wardround.synthesis.inversion import Synthesis
 from wardround.synthesis.noise import bank
 
 OWN: dict[str, Any] = {
@@ -257,13 +257,13 @@ class Killed(BaseException):
 
 def syntheses(patch: pytest.MonkeyPatch) -> list[int]:
     begun: list[int] = []
-    trajectory = Synthesis.trajectory
+    begin = Synthesis.begin
 
-    def watched(self: Synthesis, generator: torch.Generator) -> Iterator[Iterate]:
+    def watched(self: Synthesis, generator: torch.Generator) -> None:
         begun.append(len(begun))
-        return trajectory(self, generator)
+        begin(self, generator)
 
-    patch.setattr(Synthesis, "trajectory", watched)
+    patch.setattr(Synthesis, "begin", watched)
     return begun
 
 
@@ -312,11 +312,32 @@ def test_any_state_but_the_last_can_be_continued_from(changes: dict[str, Any], m
     assert begun == []
 
 
+@pytest.mark.parametrize("changes", [{}, {"threshold": 30.0, "memory": 3}, *ABLATIONS.values()], ids=str)
+def test_the_synthesis_can_be_stopped_after_any_step(changes: dict[str, Any]) -> None:
+    """It comes before the first epoch and may take longer than all of it; from every state to the next alone."""
+    ctx, sent = ready()
+    often, steps = replace(ctx, due=lambda: True), OWN["steps"] if changes.get("synthesis", True) else 0
+    last, stopped = states(ctx, sent, **changes)[-1], states(often, sent, **changes)
+    assert [state.facts["midway"] for state in stopped[:steps]] == [{"synthesis": n + 1} for n in range(steps)]
+    state = State()
+    for following in stopped:
+        state = next(method(**changes).absorb(often, State.from_bytes(state.to_bytes()), sent))
+        assert untimed(state) == untimed(following)
+    assert state.groups.keys() == last.groups.keys()
+    assert untimed(state) == untimed(last)
+    assert state.facts["work"].get("synthesis", {"steps": 0})["steps"] == steps
+
+
+def untimed(state: State) -> bytes:
+    return State(state.groups, {name: fact for name, fact in state.facts.items() if name != "work"}).to_bytes()
+
+
 def test_an_epoch_can_be_stopped_after_any_step() -> None:
     """A checkpoint that is always due: three steps of adaptation and three of distillation make seven states."""
     ctx, sent = ready()
     last = states(ctx, sent)[-1]
     stopped = states(replace(ctx, due=lambda: True), sent)
+    stopped = stopped[OWN["steps"] :]
     assert [state.facts.get("midway") is None for state in stopped] == 3 * [*([False] * 6), True]
     assert stopped[-1].groups.keys() == last.groups.keys()
     for state in stopped[:-1]:

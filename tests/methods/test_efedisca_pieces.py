@@ -1,6 +1,6 @@
 """The pieces of `efedisca`: noise levels, mixtures, what is remembered; settings, and those that it refuses."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from tiny import study
 from wardround.errors import BadInput
-from wardround.methods.efedisca import EFedISCA, falling, felt, mixture, remembered, rising
+from wardround.methods.efedisca import EFedISCA, Snapshots, falling, felt, mixture, rising
 from wardround.methods.registry import make
+from wardround.methods.state import State
 from wardround.synthesis.inversion import Iterate
 
 ABLATIONS: list[dict[str, Any]] = [
@@ -70,26 +71,30 @@ LOSSES = [90.0, 40.0, 60.0, 30.0, 70.0, 20.0, 80.0]
     ],
 )
 def test_which_snapshots_are_remembered(room: int, threshold: float | None, kept: list[int]) -> None:
-    trajectory = (
-        Iterate(step, torch.full((2, 1, 2, 2), float(step)), torch.tensor(loss), torch.empty(0), torch.empty(0))
-        for step, loss in enumerate(LOSSES)
-    )
-    found = remembered(trajectory, room, threshold)
-    assert list(found) == [f"{step:06d}" for step in kept]
-    assert [values(snapshot) for snapshot in found.values()] == [{step} for step in kept]
-    assert {snapshot.dtype for snapshot in found.values()} == {torch.float16}
+    """Also where the synthesis is stopped after every step and goes on from a file."""
+    whole, stopped = Snapshots(room, threshold), Snapshots(room, threshold)
+    for step, loss in enumerate(LOSSES):
+        iterate = iterate_of(step, torch.full((2, 1, 2, 2), float(step)), loss)
+        whole.add(iterate)
+        stopped.add(iterate)
+        state, stopped = State(stopped.groups()), Snapshots(room, threshold)
+        stopped.restore(State.from_bytes(state.to_bytes()).groups, torch.device("cpu"))
+    for found in (whole.kept(), stopped.kept()):
+        assert list(found) == [f"{step:06d}" for step in kept]
+        assert [values(snapshot) for snapshot in found.values()] == [{step} for step in kept]
+        assert {snapshot.dtype for snapshot in found.values()} == {torch.float16}
+
+
+def iterate_of(step: int, images: Tensor, loss: float) -> Iterate:
+    return Iterate(step, images, torch.tensor(loss), torch.empty(0), torch.empty(0))
 
 
 def test_a_snapshot_is_a_copy() -> None:
     """What a captured step returns is overwritten by the next."""
-    pixels = torch.zeros(1, 1, 2, 2)
-
-    def walk() -> Iterator[Iterate]:
-        for step in range(3):
-            pixels.fill_(step)
-            yield Iterate(step, pixels, torch.tensor(0.0), torch.empty(0), torch.empty(0))
-
-    assert [float(t.max()) for t in remembered(walk(), 3, None).values()] == [0, 1, 2]
+    pixels, snapshots = torch.zeros(1, 1, 2, 2), Snapshots(3, None)
+    for step in range(3):
+        snapshots.add(iterate_of(step, pixels.fill_(step), 0.0))
+    assert [float(t.max()) for t in snapshots.kept().values()] == [0, 1, 2]
 
 
 def test_defaults_are_the_papers() -> None:

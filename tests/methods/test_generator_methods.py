@@ -341,6 +341,39 @@ def test_any_state_but_the_last_can_be_continued_from(name: str) -> None:
         assert State(again.groups).to_bytes() == State(last.groups).to_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "stops"),
+    [("coboosting", [(0, 1), (1, 2), (2, 3)]), ("dafl", [(2,), (2,), (2,)]), ("dense", [(1,), (2,), (3,)])],
+)
+def test_a_stop_after_any_step_changes_nothing(name: str, stops: list[tuple[int, ...]]) -> None:
+    """From every state to the next alone, and from every state to the end; an epoch may take longer than a minute."""
+    ctx, sent = begin(name)
+    own = {"turns": 3} if name == "dafl" else {}
+    *_, expected = method(name, **own).absorb(ctx, State(), sent)
+    often = replace(ctx, due=lambda: True)
+    states = list(method(name, **own).absorb(often, State(), sent))
+    assert [state.facts.get("midway") is None for state in states] == [
+        last for steps in stops for last in (*(False for _ in range(sum(steps))), True)
+    ]
+    state = State()
+    for following in states:
+        *_, end = method(name, **own).absorb(ctx, State.from_bytes(state.to_bytes()), sent)
+        state = next(method(name, **own).absorb(often, State.from_bytes(state.to_bytes()), sent))
+        assert timeless(state) == timeless(following)
+        assert timeless(end) == timeless(expected)
+        assert steps_of(end) == steps_of(expected)
+    assert timeless(state) == timeless(expected)
+
+
+def timeless(state: State) -> bytes:
+    """All of a state but how long it took."""
+    return State(state.groups, {name: fact for name, fact in state.facts.items() if name != "work"}).to_bytes()
+
+
+def steps_of(state: State) -> dict[str, float]:
+    return {part: found["steps"] for part, found in state.facts["work"].items()}
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_states_are_values_and_leave_the_global_generator_alone(name: str) -> None:
     ctx, sent = begin(name)

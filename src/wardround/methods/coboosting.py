@@ -35,7 +35,8 @@ from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay
 from wardround.methods.base import Context
 from wardround.methods.dense import POOL, check_statistics
-from wardround.methods.distilled import Distilled, Epochs
+from wardround.methods.distilled import Distilled, Epochs, Groups, Midway
+from wardround.methods.parts import Parts
 from wardround.methods.state import State
 from wardround.settings import Count, Frozen, NotNegative, Positive, Share
 from wardround.study import Study
@@ -46,6 +47,7 @@ from wardround.synthesis.student import Student, distillation
 from wardround.synthesis.teachers import Teachers, View
 
 WEIGHTS = "ensemble_weights"
+MADE = "made"  # an epoch's images, until they join the pool
 ADVERSARIAL_TEMPERATURE = 3.0
 DIVERSITY_TEMPERATURE = 4.0
 STEP = 1 / 255  # the unit of `ods`
@@ -105,28 +107,33 @@ class CoBoosting(Distilled):
         maker = BatchMaker(generator, work.generator_loss)
         search, lesson = Replay(work.search, device), Replay(work.distil, device)
         self.trail = trail = trail_of_epochs(study.classes, s.epochs, state)
+        parts = Parts(ctx, self.watch, state.facts.get("midway"))
         for epoch in range(begun, s.epochs):
             draw = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
             drawn = torch.randint(classes, (s.batch,), generator=draw)
             labels = drawn.to(device)
-            with self.watch.time("synthesis", s.generator_steps):
-                images = maker.make(draw, [(labels,)] * s.generator_steps)
-            trail.see(epoch, one_of_each(images, drawn.tolist(), classes))
-            work.reach.fill_(s.weight_step * s.weight_decline**epoch)
-            pool_order = ctx.streams.torch("weights", round=ctx.round, index=epoch)
-            searches = work.pool.one_pass(s.batch, s.search_steps, s.augment, pool_order)
-            with self.watch.time("weighting", len(searches)):
-                for index, crop in searches:
-                    search(index, crop)
-            work.pool.add(images, labels)
+            if not parts.done:
+                with self.watch.time("synthesis", s.generator_steps):
+                    images = maker.make(draw, [(labels,)] * s.generator_steps)
+                trail.see(epoch, one_of_each(images, drawn.tolist(), classes))
+            elif MADE in state.groups:
+                images = state.groups[MADE]["images"].to(device)
+            if "distillation" not in parts.done:  # else this epoch was stopped after its images had joined the pool
+                work.reach.fill_(s.weight_step * s.weight_decline**epoch)
+                pool_order = ctx.streams.torch("weights", round=ctx.round, index=epoch)
+                searches = work.pool.one_pass(s.batch, s.search_steps, s.augment, pool_order)
+                for _ in parts.run_all("weighting", search, searches):
+                    yield Midway({**work.groups(), MADE: {"images": images}}, dict(parts.done))
+                work.pool.add(images, labels)
             order = ctx.streams.torch("distillation", round=ctx.round, index=epoch)
             lessons = work.pool.one_pass(s.batch, s.kd_steps, s.augment, order)
             directions = torch.rand((len(lessons), s.batch, classes), generator=order).mul_(2).sub_(1).to(device)
             student.set_rate(self.rate(epoch))
-            with self.watch.time("distillation", len(lessons)):
-                for (index, crop), direction in zip(lessons, directions, strict=True):
-                    lesson(index, crop, direction)
-            yield epoch, {POOL: work.pool.state(), WEIGHTS: {"weights": work.weights.clone()}}
+            inputs = [(*taken, direction) for taken, direction in zip(lessons, directions, strict=True)]
+            for _ in parts.run_all("distillation", lesson, inputs):
+                yield Midway(work.groups(), dict(parts.done))
+            parts.done = {}
+            yield epoch, work.groups()
 
     def loss(self, seen: View, weights: Tensor, student: Tensor, labels: Tensor) -> Tensor:
         """Step 1 of images that the teachers have viewed and the student has answered."""
@@ -151,6 +158,10 @@ class _Work:
         self.pool.restore(state.groups.get(POOL, {}))
         if WEIGHTS in state.groups:
             self.weights.copy_(state.groups[WEIGHTS]["weights"])
+
+    def groups(self) -> Groups:
+        """For a state, beside the student."""
+        return {POOL: self.pool.state(), WEIGHTS: {"weights": self.weights.clone()}}
 
     def generator_loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Step 1."""

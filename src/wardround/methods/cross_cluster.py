@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wardround.errors import RunFailed
+from wardround.errors import Diverged
 from wardround.learn import nets
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay, together
@@ -149,7 +149,7 @@ class StageTwo:
             if outer:
                 gradient = found.double().cpu()  # only here does the coordinator wait for the device
                 if not bool(gradient.isfinite().all()):
-                    raise RunFailed("fedbicross: a model diverged in Stage 2; use a smaller lr")
+                    raise Diverged("fedbicross: a model diverged in Stage 2; use a smaller lr")
                 s = self.settings
                 self.cross[cluster.k] = simplex.descend(self.cross[cluster.k], gradient, s.eta_w, s.normalise)
 

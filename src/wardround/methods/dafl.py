@@ -34,7 +34,7 @@ from torch import Tensor
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay
 from wardround.methods.base import Context
-from wardround.methods.distilled import Distilled, Epochs
+from wardround.methods.distilled import Distilled, Epochs, Midway
 from wardround.methods.state import State
 from wardround.settings import Count, Frozen, NotNegative, Positive, Share
 from wardround.study import Study
@@ -111,16 +111,25 @@ class DAFL(Distilled):
 
         making, lesson = Replay(make, device), Replay(distil, device)
         self.trail = trail = trail_of_epochs(study.classes, s.epochs, state)
+        taken = state.facts.get("midway", {}).get("turns", 0)  # of the epoch that was stopped
         for epoch in range(begun, s.epochs):
             draw = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
             student.set_rate(self.rate(epoch))
-            for _ in range(s.turns):
-                codes = torch.randn((1 + s.kd_steps, s.batch, s.codes), generator=draw).to(device)
-                with self.watch.time("synthesis", 1):
-                    loss = making(codes[0])
-                with self.watch.time("distillation", s.kd_steps):
-                    for batch in codes[1:]:
-                        pixels, taught = lesson(batch)
+            with ctx.progress.task("turns", s.turns, taken) as advance:
+                for turn in range(s.turns):
+                    drawn = torch.randn((1 + s.kd_steps, s.batch, s.codes), generator=draw)
+                    if turn < taken:
+                        continue
+                    codes = drawn.to(device)
+                    with self.watch.time("synthesis", 1):
+                        loss = making(codes[0])
+                    with self.watch.time("distillation", s.kd_steps):
+                        for batch in codes[1:]:
+                            pixels, taught = lesson(batch)
+                    advance()
+                    if turn + 1 < s.turns and ctx.due():
+                        yield Midway({GENERATOR: generator.state()}, {"turns": turn + 1})
+            taken = 0
             require_finite(loss)
             trail.see(epoch, one_of_each(pixels, taught.argmax(dim=1).tolist(), len(study.classes)))
             yield epoch, {GENERATOR: generator.state()}

@@ -32,7 +32,8 @@ from wardround.errors import BadInput
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay
 from wardround.methods.base import Context
-from wardround.methods.distilled import Distilled, Epochs
+from wardround.methods.distilled import Distilled, Epochs, Midway
+from wardround.methods.parts import Parts
 from wardround.methods.state import State
 from wardround.models import spec_layout
 from wardround.settings import Count, Frozen, NotNegative, Positive, Share
@@ -101,22 +102,24 @@ class DENSE(Distilled):
         generator = ImageGenerator(shape, s.codes, device, lr=s.generator_lr, learned=s.batch, precision=precision)
         maker, lesson = BatchMaker(generator, generator_loss), Replay(distil, device)
         self.trail = trail = trail_of_epochs(study.classes, s.epochs, state)
+        parts = Parts(ctx, self.watch, state.facts.get("midway"))
         for epoch in range(begun, s.epochs):
-            draw = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
-            drawn = torch.randint(len(study.classes), (s.batch,), generator=draw)
-            labels = drawn.to(device)
-            crops = draw_crops(s.generator_steps * s.batch, "crop", draw).to(device)
-            inputs = [(labels, crop) for crop in crops.view(s.generator_steps, s.batch, -1)]
-            with self.watch.time("synthesis", s.generator_steps):
-                images = maker.make(draw, inputs)
-            pool.add(images, labels)
-            trail.see(epoch, one_of_each(images, drawn.tolist(), len(study.classes)))
+            if not parts.done:  # else this epoch was stopped, and its images are in the pool
+                draw = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
+                drawn = torch.randint(len(study.classes), (s.batch,), generator=draw)
+                labels = drawn.to(device)
+                crops = draw_crops(s.generator_steps * s.batch, "crop", draw).to(device)
+                inputs = [(labels, crop) for crop in crops.view(s.generator_steps, s.batch, -1)]
+                with self.watch.time("synthesis", s.generator_steps):
+                    images = maker.make(draw, inputs)
+                pool.add(images, labels)
+                trail.see(epoch, one_of_each(images, drawn.tolist(), len(study.classes)))
             order = ctx.streams.torch("distillation", round=ctx.round, index=epoch)
             lessons = pool.one_pass(s.batch, s.kd_steps, s.augment, order)
             student.set_rate(self.rate(epoch))
-            with self.watch.time("distillation", len(lessons)):
-                for index, crop in lessons:
-                    lesson(index, crop)
+            for _ in parts.run_all("distillation", lesson, lessons):
+                yield Midway({POOL: pool.state()}, dict(parts.done))
+            parts.done = {}
             yield epoch, {POOL: pool.state()}
 
     def loss(self, seen: View, student: Tensor, labels: Tensor) -> Tensor:

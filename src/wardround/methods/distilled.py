@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from wardround.data.federation import Site
-from wardround.errors import BadInput, RunFailed
+from wardround.errors import BadInput, Diverged
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.payload import Payload, network_groups
 from wardround.learn.fit import Fit
@@ -193,7 +193,7 @@ class Distilled(OneShot):
                 groups = {STUDENT: student.weights(), MOMENTUM: student.momentum(), **groups}
                 if not all(bool(t.isfinite().all()) for t in groups[STUDENT].values()):
                     number = facts["epoch"] + isinstance(found, Midway)  # of the epoch that is being done
-                    raise RunFailed(f"{self.name}: the student diverged in epoch {number}; use a smaller lr")
+                    raise Diverged(f"{self.name}: the student diverged in epoch {number}; use a smaller lr")
                 if self.trail is not None:
                     groups, facts = {**groups, **self.trail.groups()}, {**facts, **self.trail.facts()}
                 yield State(groups, {**facts, "work": self.watch.record()})

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -54,7 +54,7 @@ from wardround.synthesis.noise import bank
 from wardround.synthesis.student import Student, distillation
 from wardround.synthesis.teachers import AdaptedTeachers, Teachers
 
-MEMORY, ADAPTED = "memory", "adapted"
+MEMORY, OTHERS, ADAPTED, SYNTHESIS = "memory", "memory_others", "adapted", "synthesis"  # groups of a state
 Draw = Callable[[Generator], Tensor]  # a batch of pixels
 
 
@@ -96,6 +96,7 @@ class EFedISCA(Distilled):
     def epochs(self, ctx: Context, state: State, members: list[Member], student: Student, begun: int) -> Epochs:
         """Algorithm 2; the memory is part of every state, so a resumed run does not synthesise again."""
         work = _AtWork(self, ctx, state, members, student)
+        yield from work.synthesise()
         for epoch in range(begun, self.settings.epochs):
             student.set_rate(self.rate(epoch))
             yield from work.rest(epoch)
@@ -103,15 +104,18 @@ class EFedISCA(Distilled):
 
 
 class _AtWork:
-    """The synthesis, then one epoch at a time: adaptation and distillation, each able to stop after any step."""
+    """The synthesis, then one epoch at a time: adaptation and distillation; all able to stop after any step."""
 
     def __init__(self, method: EFedISCA, ctx: Context, state: State, members: list[Member], student: Student) -> None:
         device, precision = ctx.device.torch, ctx.study.settings.train.precision
         self.ctx, self.student = ctx, student
         self.settings = s = method.settings.at(ctx.study.size)
         self.teachers = Teachers(members, device, precision)
-        self.memory = self._remember(method, state)
-        self.images, self.noise = _snapshots(self.memory), self._noise()
+        self.parts = Parts(ctx, method.watch, state.facts.get("midway"))
+        self.snapshots = Snapshots(s.memory, s.threshold)
+        self.snapshots.restore(state.groups, device)
+        self.synthesis = self._begun(method, state) if s.synthesis else None
+        self.noise = self._noise()
         self.adapted: AdaptedTeachers | None = None
         if s.adaptation != "none":
             self.adapted = AdaptedTeachers(members, device, s.adaptation, s.follow, precision)
@@ -122,7 +126,14 @@ class _AtWork:
         # The statistics of the batch at hand, of "batch", need no adaptation.
         self.rising = rising(s.kd_steps)[-felt(s.follow) :] if s.adaptation == "ema" else []
         self.falling = falling(s.kd_steps)
-        self.parts = Parts(ctx, method.watch, state.facts.get("midway"))
+
+    def synthesise(self) -> Iterator[Midway]:
+        """Lines 3 to 10, or what is left of them; whenever a checkpoint is due, what it needs."""
+        if (synthesis := self.synthesis) is not None:
+            for _ in self.parts.run(SYNTHESIS, partial(self._synthesise, synthesis), self.settings.steps):
+                yield self._midway({SYNTHESIS: synthesis.state(), **self.snapshots.groups()})
+        self.memory = self.snapshots.kept()
+        self.images = _snapshots(self.memory)
 
     def rest(self, epoch: int) -> Iterator[Midway]:
         """What is left of an epoch; whenever a checkpoint is due, what it needs."""
@@ -132,12 +143,25 @@ class _AtWork:
             ("distillation", self._distil, self.falling),
         ):
             for _ in self.parts.run(part, step, len(levels)):
-                yield Midway(self.groups(), dict(self.parts.done))
+                yield self._midway({MEMORY: self.memory})
         self.parts.done = {}
 
     def groups(self) -> Groups:
         """For a state, beside the student."""
-        return {MEMORY: self.memory, **({ADAPTED: self.adapted.statistics()} if self.adapted else {})}
+        return {MEMORY: self.memory, **self._adapted()}
+
+    def _midway(self, kept: Groups) -> Midway:
+        return Midway({**kept, **self._adapted()}, dict(self.parts.done))
+
+    def _adapted(self) -> Groups:
+        return {ADAPTED: self.adapted.statistics()} if self.adapted else {}
+
+    def _synthesise(self, synthesis: Synthesis, number: int) -> None:
+        """One step of Eq. 5."""
+        synthesis.start()
+        iterate = synthesis.wait()
+        self.trail.see(number, iterate.images)
+        self.snapshots.add(iterate)
 
     def _follow(self, number: int) -> None:
         """Lines 13 to 19."""
@@ -162,28 +186,21 @@ class _AtWork:
         else:
             self.student.step(distillation(original, said, temperature))
 
-    def _remember(self, method: EFedISCA, state: State) -> dict[str, Tensor]:
-        """Lines 3 to 10, or what an earlier run did of them."""
+    def _begun(self, method: EFedISCA, state: State) -> Synthesis | None:
+        """The synthesis as it begins, or as an earlier run left it; None where that one had finished."""
         s, study, device = self.settings, self.ctx.study, self.ctx.device.torch
-        if not s.synthesis:
-            return {}
         labels = balanced_labels(s.batch, len(study.classes)).to(device)
-        trail = method.trail = Trail(labels, study.classes, s.steps)
-        trail.load(state)
-        if MEMORY in state.groups:
-            return {name: snapshot.to(device) for name, snapshot in state.groups[MEMORY].items()}
+        self.trail = method.trail = Trail(labels, study.classes, s.steps)
+        self.trail.load(state)
+        if MEMORY in state.groups and SYNTHESIS not in state.groups:
+            return None
         synthesis = Synthesis(self.teachers, labels, (study.channels, study.size, study.size), s.inversion())
         generator = self.ctx.streams.torch("synthesis", round=self.ctx.round)
-
-        def iterates() -> Iterator[Iterate]:
-            with self.ctx.progress.task("synthesis", s.steps) as advance:
-                for iterate in synthesis.trajectory(generator):
-                    trail.see(iterate.step, iterate.images)
-                    yield iterate
-                    advance()
-
-        with method.watch.time("synthesis", s.steps):
-            return remembered(iterates(), s.memory, s.threshold)
+        if SYNTHESIS in state.groups:
+            synthesis.restore(state.groups[SYNTHESIS], self.parts.done[SYNTHESIS], generator)
+        else:
+            synthesis.begin(generator)
+        return synthesis
 
     def _noise(self) -> Draw | None:
         s, study, device = self.settings, self.ctx.study, self.ctx.device.torch
@@ -196,16 +213,34 @@ class _AtWork:
         return _out_of(made.to(device), s.batch)
 
 
-def remembered(trajectory: Iterable[Iterate], room: int, threshold: float | None) -> dict[str, Tensor]:
+class Snapshots:
     """The latest `room` snapshots below the threshold, completed with the latest others, by their step's number."""
-    below: deque[tuple[int, Tensor]] = deque(maxlen=room)
-    others: deque[tuple[int, Tensor]] = deque(maxlen=room)
-    for iterate in trajectory:
-        good = threshold is None or bool(iterate.loss < threshold)
-        (below if good else others).append((iterate.step, iterate.images.to(torch.float16)))
-    while others and len(below) + len(others) > room:
-        others.popleft()
-    return {f"{step:06d}": snapshot for step, snapshot in sorted([*below, *others], key=lambda kept: kept[0])}
+
+    def __init__(self, room: int, threshold: float | None) -> None:
+        self.room, self.threshold = room, threshold
+        self.below: deque[tuple[str, Tensor]] = deque(maxlen=room)
+        self.others: deque[tuple[str, Tensor]] = deque(maxlen=room)
+
+    def add(self, iterate: Iterate) -> None:
+        """One more iterate; what is kept is a copy, since a captured step overwrites what it returned."""
+        good = self.threshold is None or bool(iterate.loss < self.threshold)
+        snapshot = iterate.images.to(torch.float16)
+        (self.below if good else self.others).append((f"{iterate.step:06d}", snapshot))
+
+    def kept(self) -> dict[str, Tensor]:
+        """Those that are remembered, in the order of their steps."""
+        room_left = self.room - len(self.below)
+        others = list(self.others)[-room_left:] if room_left else []
+        return dict(sorted([*self.below, *others], key=lambda named: named[0]))
+
+    def groups(self) -> Groups:
+        """For a state in the middle of the synthesis."""
+        return {MEMORY: dict(self.below), OTHERS: dict(self.others)}
+
+    def restore(self, groups: Mapping[str, Mapping[str, Tensor]], device: torch.device) -> None:
+        """The inverse of `groups`, and of `kept` once the synthesis is done."""
+        for name, snapshots in ((MEMORY, self.below), (OTHERS, self.others)):
+            snapshots.extend((step, tensor.to(device)) for step, tensor in sorted(groups.get(name, {}).items()))
 
 
 def felt(momentum: float) -> int:

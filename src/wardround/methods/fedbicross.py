@@ -40,7 +40,7 @@ from pydantic import Field
 from torch import Tensor
 
 from wardround.data.federation import Site
-from wardround.errors import BadInput, RunFailed
+from wardround.errors import BadInput, Diverged
 from wardround.exchange.bundle import SIZE, Bundle
 from wardround.exchange.payload import Group, Payload, network_groups
 from wardround.learn.fit import Fit, Objective, Recipe, Step, Teacher
@@ -177,7 +177,7 @@ class FedBiCross(OneShot):
     def _kept(self, stage: StageTwo, number: int) -> State:
         groups, facts = stage.kept()
         if not all(bool(t.isfinite().all()) for tensors in groups.values() for t in tensors.values()):
-            raise RunFailed(f"{self.name}: a model diverged in Stage 2; use a smaller lr")
+            raise Diverged(f"{self.name}: a model diverged in Stage 2; use a smaller lr")
         record = {name: stage.facts[name] for name in RECORDED if name in stage.facts}
         return State(groups, {**facts, **record, "trajectory": number})
 

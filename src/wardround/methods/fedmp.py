@@ -88,6 +88,7 @@ class FedMP(Averaging):
 
     def check(self, study: Study) -> None:
         """One architecture, and one that has the stage."""
+        super().check(study)
         self._stage(study)
 
     # What travels -----------------------------------------------------------------------------------------------------

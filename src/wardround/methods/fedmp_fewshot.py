@@ -53,12 +53,12 @@ class FedMPFewShot(FedMP):
         """Three, unless said otherwise."""
         return int(self.settings.shots or study.settings.rounds or SHOTS)
 
-    def epochs(self, ctx: Context) -> int:
-        """Local epochs of this exchange; a list's last number holds for those after it."""
-        agreed = ctx.study.settings.train.epochs
+    def epochs_in(self, study: Study, round: int) -> int:
+        """Local epochs of an exchange; a list's last number holds for those after it."""
+        agreed = study.settings.train.epochs
         chosen = EPOCHS if agreed == TrainSettings().epochs else agreed
         epochs = chosen if self.settings.epochs is None else self.settings.epochs
-        return epochs if isinstance(epochs, int) else epochs[min(ctx.round, len(epochs) - 1)]
+        return epochs if isinstance(epochs, int) else epochs[min(round, len(epochs) - 1)]
 
     def exchanges(self, ctx: Context) -> bool:
         """Not in the last round: nobody trains on them afterwards."""

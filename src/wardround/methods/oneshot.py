@@ -66,5 +66,8 @@ def trained_models(ctx: Context, answers: Mapping[str, Bundle]) -> dict[str, Wei
         else:
             ctx.note(f"the model of {site} is refused: it holds NaN or infinite values")
     if not models:
-        raise RunFailed("no site sent a usable model: all were too small to train, or not finite; give more images")
+        raise RunFailed(
+            "no site sent a usable model: all were too small to train, or not finite, or had no epochs; give more "
+            "images, and one epoch or more"
+        )
     return models

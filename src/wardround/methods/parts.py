@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from wardround.methods.base import Context
 from wardround.synthesis.stopwatch import Stopwatch
@@ -32,3 +33,11 @@ class Parts:
                         due = self.ctx.due()
                 if due:
                     yield
+
+    def run_all(self, part: str, step: Callable[..., object], inputs: Sequence[tuple[Any, ...]]) -> Iterator[None]:
+        """The same where what each step takes is known before."""
+
+        def numbered(number: int) -> None:
+            step(*inputs[number])
+
+        return self.run(part, numbered, len(inputs))

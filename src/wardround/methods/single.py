@@ -25,9 +25,9 @@ class Single(Averaging):
         """One."""
         return 1
 
-    def epochs(self, ctx: Context) -> int:
+    def epochs_in(self, study: Study, round: int) -> int:
         """All of them."""
-        return ctx.study.total_epochs
+        return study.total_epochs
 
     def ask(self, ctx: Context, state: State) -> dict[str, Bundle] | None:
         """Every site takes part: there is no second round to ask the others in."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from wardround.data.federation import Site
-from wardround.errors import RunFailed
+from wardround.errors import BadInput, RunFailed, SiteFailed
 from wardround.exchange.bundle import COUNTERS, PARAMETERS, SIZE, STATISTICS, Bundle, Kind
 from wardround.exchange.payload import SIZE_GROUP, Group, Payload, network_groups
 from wardround.learn.fit import Fit, Fitted, Objective, Teacher
@@ -58,7 +58,11 @@ class Averaging(Method):
 
     def epochs(self, ctx: Context) -> int:
         """Local epochs of this round."""
-        return ctx.study.epochs(ctx.round)
+        return self.epochs_in(ctx.study, ctx.round)
+
+    def epochs_in(self, study: Study, round: int) -> int:
+        """The same of any round, before there is one."""
+        return study.epochs(round)
 
     def shared(self, study: Study) -> frozenset[str] | None:
         """The names of the tensors that travel; None: all of them. The rest stay in the site's memory."""
@@ -104,8 +108,14 @@ class Averaging(Method):
     # The protocol -----------------------------------------------------------------------------------------------------
 
     def check(self, study: Study) -> None:
-        """Averaging needs one architecture."""
+        """Averaging needs one architecture, and in every round something to average."""
         _ = study.common_spec
+        for round in range(self.rounds(study)):
+            if self.epochs_in(study, round) == 0:
+                raise BadInput(
+                    f"{self.name} would train for 0 epochs in round {round + 1}, and average nothing; "
+                    "give every round one epoch or more"
+                )
 
     def payload(self, study: Study, site: str) -> Payload:
         """The shared tensors both ways, and the number of images up."""
@@ -137,7 +147,9 @@ class Averaging(Method):
         fit = self.fit(visit, start)
         fitted = yield fit
         sent = {name: fitted.weights[name] for name in join_groups(request)}
-        groups = {**split_groups(ctx, site.name, sent), **self.more_up(visit, fit, fitted)}
+        more = self.more_up(visit, fit, fitted)
+        require_finite(more)
+        groups = {**split_groups(ctx, site.name, sent), **more}
         trained = single(fit.spec, fitted.weights)
         return Answer(ctx.bundle("answer", site.name, groups), self.remember(visit, fit, fitted), trained)
 
@@ -201,6 +213,20 @@ class Averaging(Method):
         return ctx.bundle(kind, site, {**split_groups(ctx, site, model), **extra})
 
 
+def require_finite(groups: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """What a site would send beside its weights, which training has looked at.
+
+    Features or gradients of finite weights need not be finite, and would spoil the round of all: then this site does
+    not answer, and the others go on.
+    """
+    for name, tensors in groups.items():
+        finite = [torch.isfinite(tensor).all() for tensor in tensors.values() if tensor.is_floating_point()]
+        if finite and not bool(torch.stack(finite).all()):
+            raise SiteFailed(
+                f"its {name} would hold NaN or infinite values; use a smaller train.lr, or set train.clip_norm"
+            )
+
+
 def average(answers: Mapping[str, Bundle], weigh: Callable[[Bundle], float]) -> Weights:
     """Σ_k p_k·θ_k with p_k = weight_k / Σ weights, one answer at a time in the order of site names.
 
@@ -210,7 +236,10 @@ def average(answers: Mapping[str, Bundle], weigh: Callable[[Bundle], float]) -> 
     weights = {site: weigh(answers[site]) for site in sorted(answers)}
     total = sum(weights.values())
     if not total > 0:
-        raise RunFailed("no site could train: every answer of this round carries weight 0; give sites more images")
+        raise RunFailed(
+            "no site could train: every answer of this round carries weight 0; give sites more images, or with batch "
+            "norm batches of more than one"
+        )
     mean: Weights = {}
     counters: Weights = {}
     for site, weight in weights.items():

@@ -16,7 +16,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from wardround.errors import RunFailed
+from wardround.errors import Diverged
 from wardround.learn.replay import Replay, each
 from wardround.models import StagedNet
 from wardround.synthesis.student import Student
@@ -202,7 +202,7 @@ def require_finite(loss: Tensor) -> None:
     Waits for the device.
     """
     if not bool(loss.isfinite()):
-        raise RunFailed(
+        raise Diverged(
             "the generator diverged: its loss is no longer finite; use a smaller generator_lr, or a smaller lr"
         )
 

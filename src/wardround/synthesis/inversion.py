@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wardround.errors import RunFailed
+from wardround.errors import Diverged
 from wardround.learn.replay import Replay
 from wardround.synthesis.teachers import Teachers, View
 
@@ -198,6 +198,6 @@ class Synthesis:
         if self.first_loss is None:
             self.first_loss = abs(value)
         if not value < EXPLODED * max(self.first_loss, 1.0):  # also where it is not a number
-            raise RunFailed(
+            raise Diverged(
                 f"the synthesis diverged at step {self.done}: its loss is {value:.3g}; use a smaller synthesis_lr"
             )
