@@ -131,7 +131,8 @@ def test_a_run_that_cannot_go_on_ends_with_code_1_and_the_way_back(capsys: Captu
 def test_one_whose_settings_made_it_diverge_sends_nobody_back_to_them(capsys: Captured) -> None:
     small = ("epochs=1", "steps=2", "kd_steps=1", "batch=8", "synthesis_lr=1e30")
     own = [part for setting in small for part in ("--set", setting)]
-    code, _, err = cli(capsys, "run", *TINY, "--method", "deepinversion", "--rounds", "1", "--quiet", *own, "--out", "x")
+    once = ("--method", "deepinversion", "--rounds", "1", "--quiet", "--out", "x")
+    code, _, err = cli(capsys, "run", *TINY, *once, *own)
     assert code == 1
     assert "the synthesis diverged at step" in err
     assert err.endswith("use a smaller synthesis_lr in a new run: x keeps the settings that it began with\n")
