@@ -400,13 +400,7 @@ def test_no_process_outlives_the_command(inputs: Path, tmp_path: Path, by: signa
     asleep.unlink(missing_ok=True)
     line = [*arguments(inputs, tmp_path, "--methods", str(inputs / "sleeps.py")), "--jobs", "2"]
     command = [sys.executable, str(BENCHMARKS / "one_shot_grid.py"), *line]
-    with subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Where tests run in the background, SIGINT is ignored, and children would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not asleep.exists():
             time.sleep(0.01)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
