@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -17,13 +18,22 @@ from PIL import Image
 from wardround.show import printable
 
 
-def environment(folder: Path) -> Environment:
-    """For the templates in a folder; a name that the view lacks is an error, and not an empty place."""
+def environment(folder: Path, clean: Callable[[str], str] = printable) -> Environment:
+    """For the templates in a folder; a name that the view lacks is an error, and not an empty place.
+
+    `clean` takes control characters out of every text that is printed; markup was made by a template already.
+    """
+
+    def finalize(value: object) -> object:
+        if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+            return value
+        return clean(value)
+
     found = Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_without_controls,
+        finalize=finalize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -41,10 +51,3 @@ def data_uri(image: Image.Image) -> str:
     file = BytesIO()
     image.save(file, "PNG", compress_level=9)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def _without_controls(value: object) -> object:
-    """Markup was made by a template already."""
-    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
-        return value
-    return printable(value)

@@ -14,10 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
-from markupsafe import Markup
+from jinja2 import Environment, Template
 
-from wardround.embedded import csp_hash
+from wardround.embedded import environment
 from wardround.errors import BadInput
 from wardround.files import disk_errors, write_atomically
 from wardround.report.answers import answers_view
@@ -101,16 +100,7 @@ def _template() -> Template:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_printable,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["csp_hash"] = csp_hash
-    return environment
+    return environment(Path(__file__).parent / "templates", plain)
 
 
 def _head_view(result: View, methods: Sequence[str]) -> View:
@@ -148,8 +138,3 @@ def _notes_view(result: View, methods: Sequence[str]) -> View:
 def _options(command: str) -> list[str]:
     """The command in pieces that should not break across lines: each option with its value."""
     return [piece if i == 0 else f"--{piece}" for i, piece in enumerate(command.split(" --"))]
-
-
-def _printable(value: object) -> object:
-    """What the template prints, without control characters; markup was made so already."""
-    return plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
