@@ -1,5 +1,6 @@
 """FedMP's objective: Eq. 1's weights by hand, both terms against a plain loop, and the sign that had to be mended."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,6 +158,21 @@ def test_running_statistics_do_not_absorb_others_features() -> None:
     found = train(Manifold(SMALL, stage, external, None, Weighting("mended", sfmc=0.0)))
     plain = train(Objective())
     assert all(torch.equal(found[name], tensor) for name, tensor in plain.items() if "running" in name)
+
+
+@pytest.mark.parametrize("number", [1, 3, None])
+@pytest.mark.parametrize("spec", [SMALL, CNN], ids=["small", "cnn4"])
+def test_checkpointing_changes_no_bit(spec: NetSpec, number: int | None) -> None:
+    """Stages made a second time for the gradient must not meet others' features with batch norms that learn."""
+    stage = stage_name(spec, number)
+    recipe = Recipe(epochs=2, batch=4, lr=RATE)
+    found, plain = (
+        train_one(
+            Fit("x", spec, start(spec), images(8, seed=4), chosen, 0, Manifold(spec, stage, *came(spec, stage))), CPU
+        )
+        for chosen in (replace(recipe, checkpointing=True), recipe)
+    )
+    assert all(torch.equal(found.weights[name], tensor) for name, tensor in plain.weights.items())
 
 
 def test_nothing_of_a_fit_stays_behind() -> None:

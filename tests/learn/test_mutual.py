@@ -1,6 +1,9 @@
 """Mutual distillation: the loss by hand, whole steps of both networks against a plain loop, and its traps."""
 
 import math
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiny import CPU, images
-from wardround.learn.fit import Fit, Outputs, Recipe, Step
+from wardround.learn import captured
+from wardround.learn.device import Device
+from wardround.learn.fit import Fit, Fitted, Outputs, Recipe, Step
 from wardround.learn.mutual import MutualDistillation, distillation
-from wardround.learn.trainer import learning_rate, train_one
+from wardround.learn.side_by_side import train_many
+from wardround.learn.trainer import Trainer, learning_rate, train_one
 from wardround.models import NetSpec, StagedNet, Weights, build, fresh
 
 MENTOR, MENTEE = NetSpec("small", 3, 4, 8, width=3), NetSpec("small", 3, 4, 8, width=2)
@@ -24,8 +30,8 @@ def projection() -> Tensor:
     return torch.randn(12, 8, generator=torch.Generator().manual_seed(5)) / 4
 
 
-def objective(recipe: Recipe, steps: int = 2) -> MutualDistillation:
-    return MutualDistillation(MENTOR, start(MENTOR, 1), projection(), recipe, steps)
+def objective(recipe: Recipe) -> MutualDistillation:
+    return MutualDistillation(MENTOR, start(MENTOR, 1), projection(), recipe)
 
 
 def test_the_divergence_by_hand_and_per_image() -> None:
@@ -112,7 +118,7 @@ def plain_steps(recipe: Recipe, steps: int) -> tuple[Weights, Weights, Tensor]:
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_four_steps_against_the_papers_two_losses(schedule: str, clip: float | None) -> None:
     recipe = Recipe(epochs=4, batch=8, lr=0.05, weight_decay=0.0, clip_norm=clip, schedule=schedule)  # type: ignore[arg-type]
-    made = objective(recipe, steps=1)
+    made = objective(recipe)
     fitted = train_one(Fit("x", MENTEE, start(MENTEE, 2), images(8, seed=4), recipe, 0, made), CPU)
     made.finish()
     mentee, mentor, w = plain_steps(recipe, 4)
@@ -123,9 +129,62 @@ def test_four_steps_against_the_papers_two_losses(schedule: str, clip: float | N
     torch.testing.assert_close(made.projection, w, rtol=1e-4, atol=1e-5)
 
 
+def both(recipe: Recipe, device: Device = Device(CPU, 1)) -> dict[str, Tensor]:  # noqa: B008 - frozen
+    """Mentee, mentor and W after a fit of 16 + 16 + 8 images an epoch."""
+    made = objective(recipe)
+    (fitted,) = train_many([Fit("x", MENTEE, start(MENTEE, 2), images(40, seed=4), recipe, 0, made)], device)
+    made.finish()
+    assert isinstance(fitted, Fitted)
+    return {
+        **fitted.weights,
+        **{f"mentor.{name}": tensor for name, tensor in made.mentor.items()},
+        "W": made.projection,
+    }
+
+
+def test_checkpointing_changes_no_bit() -> None:
+    recipe = Recipe(epochs=2, batch=16, lr=0.05)
+    plain = both(recipe)
+    assert all(torch.equal(t, plain[name]) for name, t in both(replace(recipe, checkpointing=True)).items())
+
+
+def test_the_mentor_is_trained_as_the_fit_says_and_at_its_very_rate() -> None:
+    """One tensor for both optimisers: a rate that is a number in Python would be frozen in a captured step."""
+    recipe = Recipe(epochs=2, batch=16, lr=0.05, checkpointing=True)
+    made = objective(recipe)
+    with ExitStack() as borrowed:
+        trainer = Trainer(Fit("x", MENTEE, start(MENTEE, 2), images(8), recipe, 0, made), CPU, borrowed)
+        assert made.optimiser.param_groups[0]["lr"] is trainer.rate
+        assert made.net.checkpointing
+        assert made.net.training
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "how", [{}, {"schedule": "cosine", "clip_norm": 0.3}, {"optimiser": "adam", "precision": "bf16"}], ids=str
+)
+def test_captured_steps_do_what_eager_steps_do(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen epochs, so that both sizes of batch recur often enough to be captured."""
+    recipe, gpu = Recipe(**{"epochs": 16, "batch": 16, "lr": 0.002, **how}), Device(torch.device("cuda", 0), 1)
+    graphs: list[int] = []
+    replay = captured._Graph.replay
+    monkeypatch.setattr(captured._Graph, "replay", lambda self, i, d: (graphs.append(len(i)), replay(self, i, d))[1])
+    found = both(recipe, gpu)
+    assert set(graphs) == {16, 8}
+    monkeypatch.setattr(captured, "WORTH_CAPTURING", 10**9)
+    graphs.clear()
+    expected = both(recipe, gpu)
+    assert graphs == []
+    begun = {**start(MENTEE, 2), **{f"mentor.{name}": t for name, t in start(MENTOR, 1).items()}, "W": projection()}
+    floats = [name for name, tensor in expected.items() if tensor.is_floating_point()]
+    apart = sum(float((found[name] - expected[name]).double().square().sum()) for name in floats)
+    gone = sum(float((expected[name].cpu() - begun[name]).double().square().sum()) for name in floats)
+    assert apart <= 0.02**2 * gone
+
+
 def test_the_weights_it_was_given_are_not_the_live_ones() -> None:
     recipe, given, w = Recipe(epochs=1, batch=4, lr=0.1), start(MENTOR, 1), projection()
-    made = MutualDistillation(MENTOR, given, w, recipe, 2)
+    made = MutualDistillation(MENTOR, given, w, recipe)
     train_one(Fit("x", MENTEE, start(MENTEE, 2), images(8), recipe, 0, made), CPU)
     made.finish()
     assert all(torch.equal(tensor, start(MENTOR, 1)[name]) for name, tensor in given.items())

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tiny import CPU, images
-from wardround.learn.fit import Fit, Objective, Recipe
+from wardround.learn.fit import Fit, Objective, Outputs, Recipe, Step
 from wardround.learn.prototypes import Prototypes, class_means
 from wardround.learn.representation import Augmented, Strengths, mmd, run_layers, two_layers
 from wardround.learn.trainer import train_one
@@ -57,6 +57,16 @@ def test_mmd_by_hand() -> None:
     """0 and 2 against each other: squares 0 and 4, their mean 2, so kernels e^(−4/(2s)) for the five scales s."""
     kernel = sum(math.exp(-2 / scale) for scale in (0.25, 0.5, 1, 2, 4))
     assert float(mmd(torch.tensor([[0.0]]), torch.tensor([[2.0]]))) == pytest.approx(5 + 5 - 2 * kernel)
+
+
+def test_the_unit_of_the_mmd_has_no_gradient() -> None:
+    """0 and s: squares s², whose mean ½ at s = 1 stands still. d/ds of −2·Σ e^(−2s²/k) is 8·Σ e^(−2/k)/k.
+
+    Were the unit to move along, the discrepancy would not depend on s at all.
+    """
+    s = torch.ones(1, 1, requires_grad=True)
+    (found,) = torch.autograd.grad(mmd(torch.zeros(1, 1), s), s)
+    assert float(found) == pytest.approx(8 * sum(math.exp(-2 / k) / k for k in (0.25, 0.5, 1, 2, 4)), rel=1e-5)
 
 
 def test_mmd_of_the_same_cloud_is_nothing_and_never_above_ten() -> None:
@@ -162,14 +172,22 @@ def test_one_class_and_one_image_have_finite_losses() -> None:
 
 
 def test_a_class_that_has_no_mean_yet_does_not_count() -> None:
-    """In the very first step only the batch's classes have one; zeros must not pass for embeddings of the others."""
-    with_all, alone = objective(present=(0, 1, 2, 3)), objective(present=(0,))
-    data = images(4, labels=[0, 0, 0, 0])
-    recipe = Recipe(epochs=1, batch=4, lr=0.05, momentum=0.0, weight_decay=0.0)
-    for made in (with_all, alone):
-        net = train_one(Fit("x", SPEC, start(), data, recipe, 0, made), CPU).weights
-        assert net["head.bias"][0] > start()["head.bias"][0]
-        assert all(net["head.bias"][c] < start()["head.bias"][c] for c in (1, 2, 3))
+    """In the very first step only the batch's classes have one; zeros must not pass for embeddings of the others.
+
+    All images have one embedding, and R adds nothing: what is made is that embedding again, and so is its loss.
+    """
+    made = objective(present=(0, 1, 2, 3))
+    made.transform = {name: torch.zeros_like(tensor) for name, tensor in made.transform.items()}
+    made.to("cpu")
+    made.head = nn.Linear(WIDTH, CLASSES)
+    made.head.load_state_dict({name: start()[f"head.{name}"] for name in ("weight", "bias")})
+    features = torch.linspace(0, 2, WIDTH).requires_grad_().expand(6, WIDTH)
+    labels = torch.zeros(6, dtype=torch.int64)
+    outputs = Outputs(features, made.head(features))
+    found = made.loss(Step(labels, labels, labels, outputs, ()))
+    torch.testing.assert_close(found, F.cross_entropy(outputs.logits, labels))
+    assert len(set(made.seen[3].tolist())) > 1, "no other class was drawn"
+    assert not made.means.means.requires_grad
 
 
 def test_nothing_of_a_fit_stays_behind() -> None:

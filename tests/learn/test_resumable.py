@@ -143,7 +143,7 @@ def mentored(**recipe: Any) -> Fit:
     chosen = Recipe(**{"epochs": 3, "batch": 4, "lr": 0.05, "schedule": "cosine", **recipe})
     start, mentor = (fresh(spec, torch.Generator().manual_seed(2)) for spec in (MENTEE, MENTOR))
     projection = torch.randn(12, 8, generator=torch.Generator().manual_seed(5)) / 4
-    objective = MutualDistillation(MENTOR, mentor, projection, chosen, STEPS)
+    objective = MutualDistillation(MENTOR, mentor, projection, chosen)
     return Fit("x", MENTEE, start, tiny.images(12), chosen, 0, objective)
 
 

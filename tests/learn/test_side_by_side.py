@@ -18,7 +18,7 @@ from wardround.errors import SiteFailed
 from wardround.learn import captured, nets, side_by_side
 from wardround.learn.device import Device
 from wardround.learn.evaluate import network_outputs
-from wardround.learn.fit import Fit, Fitted, Objective
+from wardround.learn.fit import Fit, Fitted, Objective, Step
 from wardround.learn.side_by_side import Outcome, count_steps, train_many
 from wardround.learn.trainer import Trainer, train_one
 from wardround.models import NetSpec, Weights
@@ -242,6 +242,35 @@ def test_fits_that_a_gpu_cannot_hold_together_train_by_halves(room: int, monkeyp
     failures = train_many([a_fit(BN, n=2, seed=seed) for seed in range(3)], Device(torch.device("cuda", 0), 5))
     assert all(isinstance(failure, SiteFailed) for failure in failures)
     assert "the GPU's memory is too small for site-0, round 1" in str(failures[0])
+
+
+class Wearying(Objective):
+    """One that changes while it trains, and draws."""
+
+    def __init__(self) -> None:
+        self.draws, self.weight = torch.Generator().manual_seed(3), torch.ones(())
+
+    def loss(self, step: Step) -> Tensor:
+        self.weight = self.weight * (0.5 + torch.rand((), generator=self.draws))
+        return self.weight * super().loss(step)
+
+
+def test_a_fit_that_is_begun_anew_begins_with_its_objective_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of a GPU may give out in the middle of a fit; how many then train together changes no bit."""
+
+    def on_streams(fits: list[Fit], device: torch.device, on_step: Callable[[], None]) -> list[Outcome]:
+        outcomes: list[Outcome] = [train_one(fit, CPU) for fit in fits]
+        if len(fits) > 1:
+            raise torch.OutOfMemoryError
+        return outcomes
+
+    def fits() -> list[Fit]:
+        return [replace(a_fit(BN, n=9, seed=seed), objective=Wearying()) for seed in range(3)]
+
+    monkeypatch.setattr(side_by_side, "_on_streams", on_streams)
+    found = train_many(fits(), Device(torch.device("cuda", 0), 3))
+    for outcome, fit in zip(found, fits(), strict=True):
+        assert same(weights_of(outcome), train_one(fit, CPU).weights)
 
 
 def eager(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> Fitted:

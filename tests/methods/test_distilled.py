@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from methods.plain import followers, kd, mean_logits, members, network, snapshot, synthesis
 from tiny import CPU, context, drive, federation, study
 from wardround.data.federation import Federation
 from wardround.exchange.bundle import Bundle
@@ -19,7 +19,7 @@ from wardround.methods.distilled import Distilled
 from wardround.methods.fedisca import mixed_distillation
 from wardround.methods.registry import make
 from wardround.methods.state import State
-from wardround.models import StagedNet, Weights, build
+from wardround.models import StagedNet, Weights
 from wardround.synthesis.inversion import Iterate, Synthesis
 from wardround.synthesis.memory import placed
 from wardround.synthesis.student import Student
@@ -57,16 +57,6 @@ def two() -> Two:
     return ctx, answers(ctx, data)
 
 
-def members(ctx: Context, sent: dict[str, Bundle]) -> list[Member]:
-    return [
-        Member(
-            ctx.study.spec(site),
-            {n: t for kind, group in sent[site].groups.items() if kind != "size" for n, t in group.items()},
-        )
-        for site in sorted(sent)
-    ]
-
-
 def assert_close(found: Any, expected: Weights) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -74,70 +64,6 @@ def assert_close(found: Any, expected: Weights) -> None:
 
 
 # Plain loops ----------------------------------------------------------------------------------------------------------
-
-
-def network(of: Member) -> StagedNet:
-    net = build(of.spec)
-    net.load_state_dict(of.weights)
-    return net.eval()
-
-
-def mean_logits(teachers: list[StagedNet], x: Tensor) -> Tensor:
-    return sum((teacher(x) for teacher in teachers), torch.zeros(())) / len(teachers)
-
-
-def statistics_distance(teacher: StagedNet, x: Tensor) -> Tensor:
-    """Eq. 6 of one teacher, layer by layer through its stages."""
-    total = torch.zeros(())
-    for stage in teacher.stages.values():
-        for layer in stage.children() if isinstance(stage, nn.Sequential) else [stage]:
-            if isinstance(layer, nn.BatchNorm2d):
-                mean = x.mean(dim=(0, 2, 3))
-                variance = ((x - mean.reshape(1, -1, 1, 1)) ** 2).mean(dim=(0, 2, 3))
-                assert layer.running_mean is not None and layer.running_var is not None  # noqa: PT018
-                total = total + ((mean - layer.running_mean) ** 2).sum().sqrt()
-                total = total + ((variance - layer.running_var) ** 2).sum().sqrt()
-            x = layer(x.clone())
-    return total
-
-
-class Point(NamedTuple):
-    """Images after a step of the synthesis; before it the loss, and the images as the teachers saw them."""
-
-    images: Tensor
-    loss: float
-    seen: Tensor
-
-
-def synthesis(teachers: list[StagedNet], draw: torch.Generator, steps: int = 4) -> list[Point]:
-    """Steps of Adam at 0.05 on six images."""
-    x = torch.randn(6, 3, 8, 8, generator=draw)
-    shifts = torch.randint(-2, 3, (steps, 2), generator=draw)
-    x.requires_grad_(True)
-    adam = torch.optim.Adam([x], lr=0.05)
-    labels = torch.tensor([0, 1, 2, 3, 0, 1])
-    found = []
-    for dy, dx in shifts.tolist():
-        seen = x.roll((dy, dx), dims=(2, 3))
-        variation = (
-            (seen[:, :, :, 1:] - seen[:, :, :, :-1]).norm()
-            + (seen[:, :, 1:] - seen[:, :, :-1]).norm()
-            + (seen[:, :, 1:, 1:] - seen[:, :, :-1, :-1]).norm()
-            + (seen[:, :, 1:, :-1] - seen[:, :, :-1, 1:]).norm()
-        )
-        distance = sum((statistics_distance(t, seen) for t in teachers), torch.zeros(())) / len(teachers)
-        loss = F.cross_entropy(mean_logits(teachers, seen), labels) + 10 * distance + 2.5e-5 * variation
-        adam.zero_grad()
-        loss.backward()
-        before = seen.detach().clone()
-        adam.step()
-        found.append(Point(x.detach().clone(), loss.item(), before))
-    return found
-
-
-def kd(teacher: Tensor, student: Tensor) -> Tensor:
-    p, q = (teacher / 20).softmax(dim=1), (student / 20).softmax(dim=1)
-    return 400 * (p * (p.log() - q.log())).sum(dim=1).mean()
 
 
 def learner(ctx: Context) -> tuple[StagedNet, torch.optim.SGD]:
@@ -167,9 +93,7 @@ def plain_memory(ctx: Context, teachers: list[StagedNet], epoch: int, s: Any) ->
 
 def plain_fedisca(ctx: Context, of: list[Member], s: Any) -> Iterator[tuple[Weights, list[StagedNet]]]:
     """Algorithm 1, with s from 1 to S: all S steps back to noise are taken, whether they are felt or not."""
-    teachers, adapted = [network(m) for m in of], [network(m) for m in of]
-    for layer in (m for net in adapted for m in net.modules() if isinstance(m, nn.BatchNorm2d)):
-        layer.momentum = 1 - s.follow
+    teachers, adapted = [network(m) for m in of], followers(of, s.follow)
     student, optimiser = learner(ctx)
     for epoch, rate in enumerate(RATES[: s.epochs]):
         memory = plain_memory(ctx, teachers, epoch, s)
@@ -186,7 +110,7 @@ def plain_fedisca(ctx: Context, of: list[Member], s: Any) -> Iterator[tuple[Weig
                 far, near = mean_logits(adapted, x), mean_logits(teachers, x)
             own = student(x)
             learn(optimiser, noise * kd(far, own) + (1 - noise) * kd(near, own), rate)
-        yield {name: t.clone() for name, t in student.state_dict().items()}, adapted
+        yield snapshot(student), adapted
 
 
 def plain_deepinversion(ctx: Context, of: list[Member], keep: str) -> Iterator[tuple[Weights, list[Tensor]]]:
@@ -196,7 +120,7 @@ def plain_deepinversion(ctx: Context, of: list[Member], keep: str) -> Iterator[t
     pool: list[Tensor] = []
     for epoch, rate in enumerate(RATES):
         draw = ctx.streams.torch("synthesis", index=epoch)
-        points = synthesis(teachers, draw)
+        points = synthesis(teachers, draw, 4)
         lowest = min(range(1, 4), key=lambda k: points[k].loss) - 1  # a loss is that of the images before its step
         pool.append(points[-1 if keep == "last" else lowest].images)
         pooled = torch.cat(pool)
@@ -205,7 +129,7 @@ def plain_deepinversion(ctx: Context, of: list[Member], keep: str) -> Iterator[t
             with torch.no_grad():
                 target = mean_logits(teachers, x)
             learn(optimiser, kd(target, student(x)), rate)
-        yield {name: t.clone() for name, t in student.state_dict().items()}, list(pool)
+        yield snapshot(student), list(pool)
 
 
 def assert_followed(state: State, adapted: list[StagedNet], rtol: float, atol: float) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from methods.plain import kd, mean_logits, members, network, snapshot, synthesis
 from tiny import context, coordinate, drive, federation, predictor_bytes, study, watch_bundles
 from wardround.data.federation import Federation
 from wardround.errors import RunFailed
@@ -20,7 +20,7 @@ from wardround.methods.base import Context
 from wardround.methods.efedisca import EFedISCA
 from wardround.methods.registry import make
 from wardround.methods.state import State
-from wardround.models import StagedNet, Weights, build
+from wardround.models import StagedNet, Weights
 from wardround.record import absorbing
 from wardround.synthesis.inversion import Synthesis
 from wardround.synthesis.noise import bank
@@ -69,71 +69,7 @@ def states(ctx: Context, sent: dict[str, Bundle], **changes: Any) -> list[State]
 
 
 def networks(ctx: Context, sent: dict[str, Bundle]) -> list[StagedNet]:
-    found = []
-    for site in sorted(sent):
-        weights = {n: t for kind, group in sent[site].groups.items() if kind != "size" for n, t in group.items()}
-        found.append(network(Member(ctx.study.spec(site), weights)))
-    return found
-
-
-def network(of: Member) -> StagedNet:
-    net = build(of.spec)
-    net.load_state_dict(of.weights)
-    return net.eval()
-
-
-def mean_logits(nets: list[StagedNet], x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return torch.stack([net(x) for net in nets]).mean(dim=0)
-
-
-def statistics_distance(net: StagedNet, x: Tensor) -> tuple[Tensor, Tensor]:
-    """A network's logits, and Eq. 6 of it."""
-    found: list[Tensor] = []
-
-    def measure(layer: nn.BatchNorm2d, inputs: tuple[Tensor, ...]) -> None:
-        variance, mean = torch.var_mean(inputs[0], dim=(0, 2, 3), unbiased=False)
-        found.append((mean - layer.running_mean).norm() + (variance - layer.running_var).norm())  # type: ignore[operator]
-
-    hooks = [m.register_forward_pre_hook(measure) for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
-    logits = net(x)
-    for hook in hooks:
-        hook.remove()
-    return logits, torch.stack(found).sum()
-
-
-def plain_synthesis(teachers: list[StagedNet], draw: torch.Generator) -> list[Tensor]:
-    """Four steps of Adam at 0.05 on six images."""
-    x = torch.randn(6, 3, 8, 8, generator=draw)
-    shifts = torch.randint(-2, 3, (4, 2), generator=draw)
-    x.requires_grad_(True)
-    adam = torch.optim.Adam([x], lr=0.05)
-    found = []
-    for dy, dx in shifts.tolist():
-        seen = x.roll((dy, dx), dims=(2, 3))
-        viewed = [statistics_distance(net, seen) for net in teachers]
-        loss = F.cross_entropy(torch.stack([v[0] for v in viewed]).mean(dim=0), torch.tensor([0, 1, 2, 3, 0, 1]))
-        loss = loss + 10 * torch.stack([v[1] for v in viewed]).mean()
-        for step in ((0, 1), (1, 0), (1, 1), (1, -1)):
-            loss = loss + 2.5e-5 * variation(seen, *step)
-        adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        adam.step()
-        found.append(x.detach().clone())
-    return found
-
-
-def variation(x: Tensor, down: int, right: int) -> Tensor:
-    moved = x.roll((-down, -right), dims=(2, 3))
-    rows = slice(None, -down or None)
-    columns = slice(None, -right) if right > 0 else slice(-right, None)
-    apart: Tensor = (moved - x)[..., rows, columns].norm()
-    return apart
-
-
-def kd(teacher: Tensor, student: Tensor) -> Tensor:
-    p, q = (teacher / 20).softmax(dim=1), (student / 20).softmax(dim=1)
-    return 400 * (p * (p.log() - q.log())).sum(dim=1).mean()
+    return [network(member) for member in members(ctx, sent)]
 
 
 def plain_efedisca(
@@ -141,7 +77,7 @@ def plain_efedisca(
 ) -> Iterator[Weights]:
     """Algorithm 2 with S = 3 for both loops, S = 4 for the synthesis, and n = 2 snapshots of half precision."""
     s = of.settings
-    memory = [x.half().float() for x in plain_synthesis(teachers, ctx.streams.torch("synthesis"))[-2:]]
+    memory = [point.images.half().float() for point in synthesis(teachers, ctx.streams.torch("synthesis"), 4)[-2:]]
     if s.noise == "gaussian":
         structured: Tensor | None = None
     else:
@@ -171,14 +107,16 @@ def plain_efedisca(
             x = pseudo(level, ctx.streams.torch("distillation", index=3 * epoch + step))
             for net in adapted:
                 net.train(s.adaptation == "batch")
-            far, near, own = mean_logits(adapted, x), mean_logits(teachers, x), student(x)
+            with torch.no_grad():
+                far, near = mean_logits(adapted, x), mean_logits(teachers, x)
+            own = student(x)
             share = 0.0 if s.adaptation == "none" else level
             optimiser.param_groups[0]["lr"] = rate
             optimiser.zero_grad()
             loss = share * kd(far, own) + (1 - share) * kd(near, own)
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
-        yield {name: t.clone() for name, t in student.state_dict().items()}
+        yield snapshot(student)
 
 
 @pytest.mark.parametrize(

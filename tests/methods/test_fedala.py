@@ -18,6 +18,7 @@ from tiny import context, coordinate, deployed, drive, federation, images, predi
 from wardround.data.imageset import ImageSet
 from wardround.errors import BadInput
 from wardround.learn.fit import weights_hash
+from wardround.methods import fedala as module
 from wardround.methods.fedala import FedALA, Problem, converged, cut_below, drawn, mixed
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.fedper import layers_of
@@ -126,6 +127,40 @@ def test_cached_outputs_against_whole_networks(spec: NetSpec, layers: int) -> No
     assert any((tensor < 0.99).any() for tensor in found.values())
 
 
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_site_begins_at_the_received_head_and_goes_towards_its_own(passes: int) -> None:
+    """W of a whole site: from 1 on, by its own head, the received one, its images in the order drawn."""
+    own, received = two_networks(SMALL)
+    names = ["head.weight", "head.bias"]
+    ctx, site = context(study()), federation().sites[0]
+    memory = State({"local": {name: own[name] for name in names}})
+    learned = fedala(passes=passes, threshold=0, share=1.0).learn(ctx, site, received, memory, "mixing")
+    data = drawn(site.train, 1.0, ctx.streams.torch("mixing", site.name, 0))
+    expected = by_whole_networks(SMALL, own, received, names, data, batch=4, passes=passes)
+    for name in names:
+        torch.testing.assert_close(learned.groups["mix"][name], expected[name], rtol=1e-4, atol=1e-5)
+    assert learned.groups["local"] == memory.groups["local"]
+
+
+def test_what_converges_is_the_mean_over_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of batches of 4, 4 and 3, each with as much say as it has images; own and received are one, so W stands still."""
+    _, received = two_networks(SMALL)
+    net, data, seen = build(SMALL), images(11, seed=3), []
+
+    def look(losses: list[float], threshold: float) -> bool:
+        seen.append(list(losses))
+        return False
+
+    monkeypatch.setattr(module, "converged", look)
+    net.load_state_dict(received)
+    local = {name: received[name] for name in ("head.weight", "head.bias")}
+    still = {name: torch.zeros_like(tensor) for name, tensor in local.items()}
+    Problem(net, cut_below(SMALL, 1), data, 4).solve(local, still, still, 1.0, passes=2, threshold=0.0)
+    with torch.no_grad():
+        mean = float(F.cross_entropy(net.eval()(data.images.float() / 127.5 - 1), data.labels))
+    assert seen[-1] == pytest.approx([mean], rel=1e-5)
+
+
 @settings(deadline=None, max_examples=25)
 @given(st.integers(0, 1000), st.floats(0.01, 100), st.integers(1, 4))
 def test_every_weight_is_a_share(seed: int, eta: float, passes: int) -> None:
@@ -152,6 +187,8 @@ def test_converged_by_hand() -> None:
     assert not converged(losses[1:], 1.01)
     assert converged([50.0, *losses], 1.01)
     assert not converged([1.0] * 30, 0.0)
+    assert not converged([*losses[1:], math.inf], 1e9)
+    assert not converged([*losses[1:], math.nan], 1e9)
 
 
 def test_a_share_of_the_images_is_drawn_without_repeats() -> None:

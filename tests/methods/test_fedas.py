@@ -28,7 +28,7 @@ from wardround.exchange.bundle import Bundle, Envelope
 from wardround.learn.fit import Fit, Outputs, Step, weights_hash
 from wardround.learn.trainer import train_one
 from wardround.methods import fedas as module
-from wardround.methods.fedas import ALIGNMENT, Alignment, FedAS, class_means, squared_gradients
+from wardround.methods.fedas import ALIGNMENT, Alignment, FedAS, squared_gradients
 from wardround.methods.fedper import FedPer
 from wardround.methods.registry import make
 from wardround.methods.state import State
@@ -51,12 +51,6 @@ def test_the_defaults() -> None:
 
 
 # Alignment ------------------------------------------------------------------------------------------------------------
-
-
-def test_class_means_by_hand() -> None:
-    """Class 0: (1 + 3)/2, (2 + 6)/2; class 1 has no image; class 2 has one."""
-    features = torch.tensor([[1.0, 2.0], [5.0, 5.0], [3.0, 6.0]])
-    assert class_means(features, torch.tensor([0, 2, 0]), 3).tolist() == [[2.0, 4.0], [0.0, 0.0], [5.0, 5.0]]
 
 
 def step(features: list[list[float]], labels: list[int]) -> Step:

@@ -102,7 +102,7 @@ def test_every_site_fine_tunes_the_whole_network(tmp_path: Path, monkeypatch: py
 def test_the_recipe_of_fine_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 epochs at the study's first rate: 4 whole, 2 at a tenth, 2 at a hundredth; the rounds' decay is not in it."""
     fits = watch_fits(monkeypatch)
-    train = {"weight_decay": 0.1, "round_decay": 0.5, "clip_norm": 3.0}
+    train = {"momentum": 0.5, "weight_decay": 0.1, "round_decay": 0.5, "clip_norm": 3.0}
     coordinate(tmp_path / "run", fedbabu(finetune_epochs=8), federation((4,)), rounds=3, train=train)
     (fit,) = rounds_and_tuning(fits)[1]
     assert (fit.recipe.momentum, fit.recipe.weight_decay, fit.recipe.epochs) == (0.9, 0.0, 8)

@@ -18,6 +18,7 @@ from wardround.exchange.bundle import Bundle, Envelope
 from wardround.learn.fit import Fit, Objective, Recipe
 from wardround.learn.trainer import train_one
 from wardround.methods import fedcurv
+from wardround.methods.base import join_groups
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.fedcurv import ANCHORED, FISHER, OTHERS, OTHERS_ANCHORED, Curved, FedCurv, fisher_diagonal
 from wardround.methods.registry import make
@@ -163,6 +164,18 @@ def test_measuring_changes_nothing() -> None:
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_what_a_site_sends_is_of_the_network_it_trained() -> None:
+    """u and u·w of the very weights that it sends, not of those it received."""
+    method, ctx, site = curv(), context(study()), federation().sites[0]
+    answer = drive(ctx, method.answer(ctx, site, method.ask(ctx, method.begin(ctx))["site-1"], State()))
+    weights = join_groups(answer.bundle)
+    expected = slow_fisher(ctx.study.common_spec, weights, site.train)
+    assert answer.bundle.group(FISHER).keys() == answer.bundle.group(ANCHORED).keys() == expected.keys()
+    for name, u in answer.bundle.group(FISHER).items():
+        torch.testing.assert_close(u, expected[name], rtol=1e-4, atol=1e-8)
+        assert torch.equal(answer.bundle.group(ANCHORED)[name], u * weights[name])
+
+
 def test_at_most_so_many_images_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[ImageSet] = []
     measure = fedcurv.fisher_diagonal
@@ -187,7 +200,7 @@ def test_what_is_not_finite_does_not_leave_the_site(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fedcurv, "fisher_diagonal", lambda *_: {"head.bias": torch.tensor([float("nan")])})
     method, ctx = curv(), context(study())
     requests = method.ask(ctx, method.begin(ctx))
-    with pytest.raises(SiteFailed, match="its Fisher information is not finite; use a smaller"):
+    with pytest.raises(SiteFailed, match="its fisher would hold NaN or infinite values; use a smaller"):
         drive(ctx, method.answer(ctx, federation().sites[0], requests["site-1"], State()))
 
 

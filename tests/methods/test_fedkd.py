@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tiny import (
+    CPU,
     context,
     coordinate,
     deployed,
@@ -24,8 +25,10 @@ from wardround.data.federation import Federation, LocalTest
 from wardround.data.imageset import ImageSet
 from wardround.errors import BadInput, RunFailed
 from wardround.exchange.bundle import PARAMETERS, SIZE, Bundle
+from wardround.learn.lowrank import Packed, pack, unpack
+from wardround.learn.trainer import train_one
 from wardround.methods.base import Context, join_groups, layout_groups
-from wardround.methods.fedkd import MENTEE, MENTOR, PROJECTION, UPDATE
+from wardround.methods.fedkd import MENTEE, MENTOR, PROJECTION, UPDATE, _drawn
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.models import fresh, save_weights, spec_layout
@@ -92,6 +95,48 @@ def test_the_coordinators_mentee_is_the_sites(tmp_path: Path, monkeypatch: pytes
     coordinate(tmp_path / "short", method(energy_start=0.5, energy_end=0.5), rounds=1)
     (delivered,) = (b for b in crossed if b.envelope.kind == "delivery" and b.envelope.site == "site-1")
     assert all(torch.equal(second[name], tensor) for name, tensor in join_groups(delivered).items())
+
+
+def test_with_all_its_energy_the_mentee_is_the_mean_of_the_trained_ones() -> None:
+    """Two rounds of 11, 8 and 6 images: what was received and the update sent make up what was trained."""
+    how, data = method(energy_start=1.0, energy_end=1.0), federation()
+    state, memories = how.begin(context(study(method="fedkd"))), {site.name: State() for site in data.sites}
+    for number in range(2):
+        ctx = context(study(method="fedkd"), number)
+        requests, answers, trained = how.ask(ctx, state), {}, []
+        for site in data.sites:
+            work = how.answer(ctx, site, requests[site.name], memories[site.name])
+            fitted = train_one(next(work), CPU)
+            with pytest.raises(StopIteration) as end:
+                work.send(fitted)
+            answers[site.name], memories[site.name] = end.value.value.bundle, end.value.value.memory
+            trained.append((len(site.train) / 25, fitted.weights))
+        (state,) = how.absorb(ctx, state, answers)
+        for name, tensor in state.groups["model"].items():
+            if tensor.is_floating_point():
+                mean = sum(share * weights[name] for share, weights in trained)
+                torch.testing.assert_close(tensor, mean, rtol=1e-4, atol=1e-5)
+
+
+def test_the_mean_update_is_truncated_again_to_the_energy_of_the_round() -> None:
+    """A mean of thin updates is thicker than they are; what is sent of it holds no more than this round's share."""
+    agreed, data = study(method="fedkd", model={"name": "cnn4", "width": 2}), federation()
+    ctx, how = context(agreed), method(energy_start=0.5, energy_end=0.7)
+    begun = how.begin(ctx)
+    requests = how.ask(ctx, begun)
+    answers = {s.name: drive(ctx, how.answer(ctx, s, requests[s.name], State())).bundle for s in data.sites}
+    (state,) = how.absorb(ctx, begun, answers)
+    layout = spec_layout(agreed.common_spec)
+    shapes = {name: layout.shapes[name] for name in layout.in_group(PARAMETERS)}
+    parts = [unpack(Packed(*(dict(a.group(g)) for g in UPDATE)), shapes, "here") for a in answers.values()]
+    weights = [int(a.group(SIZE)["images"]) / 25 for a in answers.values()]
+    mean = {name: sum(w * p[name] for w, p in zip(weights, parts, strict=True)) for name in shapes}
+    expected = pack(mean, 0.6)
+    assert expected.left
+    assert {n: t.shape for n, t in state.groups["update_left"].items()} == {
+        n: t.shape for n, t in expected.left.items()
+    }
+    assert {n: t.shape for n, t in pack(mean, 1.0).left.items()} != {n: t.shape for n, t in expected.left.items()}
 
 
 def test_less_energy_is_fewer_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +334,15 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bytes(tmp_path: Path, monkeyp
     monkeypatch.setattr(Coordinator, "_round", proceed)
     coordinate(tmp_path / "stopped", method(), rounds=4, participants=0.67)
     assert predictor_bytes(tmp_path / "stopped") == predictor_bytes(tmp_path / "straight")
+
+
+def test_the_projection_is_drawn_as_pytorch_draws_a_linear_layer() -> None:
+    """Evenly between −1/√inputs and 1/√inputs."""
+    w = _drawn(64, 200, torch.Generator().manual_seed(0))
+    assert w.shape == (200, 64)
+    assert 0.124 < float(w.max()) <= 0.125
+    assert -0.125 <= float(w.min()) < -0.124
+    assert float(w.std()) == pytest.approx(0.125 / 3**0.5, rel=0.02)
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

@@ -291,7 +291,7 @@ def test_what_is_not_finite_does_not_leave_the_site(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "network_outputs", lambda *_: nan)
     method, ctx = fedmr(), context(study())
     requests = method.ask(ctx, method.begin(ctx))
-    with pytest.raises(SiteFailed, match="its features are not finite; use a smaller"):
+    with pytest.raises(SiteFailed, match="its prototypes would hold NaN or infinite values; use a smaller"):
         drive(ctx, method.answer(ctx, federation().sites[0], requests["site-1"], State()))
 
 

@@ -215,3 +215,13 @@ def test_refuses_settings_that_are_none(own: dict[str, Any]) -> None:
 def test_sites_must_agree_on_the_network() -> None:
     with pytest.raises(BadInput, match="fedper needs the same model at every site"):
         fedper().check(study(federation(), method="fedper", model={"per_site": {"site-2": "cnn4"}}))
+
+
+def test_a_site_too_small_to_train_has_no_head_of_its_own(tmp_path: Path) -> None:
+    """It keeps nothing of the round, so the averaged head is what it takes home, and without one a note says so."""
+    coordinate(tmp_path / "averaged", make("fedper", {"heads": "averaged"}), federation((9, 1)))
+    (shared,) = deployed(tmp_path / "averaged", "site-2").members
+    assert not torch.equal(shared.weights["head.bias"], study().initial("site-2")["head.bias"])
+    private = coordinate(tmp_path / "private", make("fedper", {}), federation((9, 1)))
+    said = [note["text"] for note in private["notes"] if "never trained" in note["text"]]
+    assert said == ["site-2 never trained: the layers that fedper leaves to a site are untrained there"]

@@ -361,7 +361,13 @@ def test_settings_out_of_range_are_refused(name: str, key: str, value: float) ->
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_an_upload_that_is_not_finite_is_refused_by_its_site_and_the_rest_go_on(name: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "words"), [(torch.nan, "it holds NaN or infinite values"), (-1e30, "its answers are NaN or infinite")]
+)
+def test_an_upload_that_is_not_finite_is_refused_by_its_site_and_the_rest_go_on(
+    value: float, words: str, name: str
+) -> None:
+    """Statistics of -1e30 are finite, as the check of what is sent asks for; what they make of an image is not."""
     data, of = federation((9, 6)), method(name, epochs=1)
     notes: list[str] = []
     ctx = replace(context(study(data, method=name)), note=notes.append)
@@ -369,13 +375,13 @@ def test_an_upload_that_is_not_finite_is_refused_by_its_site_and_the_rest_go_on(
     broken = {}
     for site in sent:
         groups = {kind: dict(group) for kind, group in sent[site].groups.items()}
-        groups["statistics"] = {n: torch.full_like(t, torch.nan) for n, t in groups["statistics"].items()}
+        groups["statistics"] = {n: torch.full_like(t, value) for n, t in groups["statistics"].items()}
         broken[site] = ctx.bundle("answer", site, groups)
     (alone,) = of.absorb(ctx, State(), {"site-1": sent["site-1"]})
     assert notes == []
     (state,) = of.absorb(ctx, State(), {"site-1": sent["site-1"], "site-2": broken["site-2"]})
     assert timeless(state) == timeless(alone)
-    assert notes == ["the model of site-2 is refused: it holds NaN or infinite values"]
+    assert notes == [f"the model of site-2 is refused: {words}"]
     with pytest.raises(RunFailed, match=r"^no site sent a usable model: all were too small to train, or not finite"):
         next(iter(of.absorb(ctx, State(), broken)))
 

@@ -293,3 +293,15 @@ def test_the_ensembles_compared_train_once(tmp_path: Path, monkeypatch: pytest.M
     assert len({tuple(weights_hash(m.weights) for m in panel.members) for panel in panels.values()}) == 1
     assert [panels[name].combine for name in names] == ["logits", "maximum", "softmax"]
     assert [panels[name].member_log_prior is not None for name in names] == [False, False, True]
+
+
+def test_a_delivery_without_a_sites_counts_is_refused_at_the_site() -> None:
+    method = ClassEnsemble()
+    ctx = of(method, classes=2)
+    state = absorbed(method, ctx, sent(ctx, "site-1", [0.5, 0.5], [3, 2]), sent(ctx, "site-2", [0.2, 0.8], [1, 4]))
+    home = method.deliver(ctx, state)["site-1"]
+    groups = {**home.groups, "label_counts": {"site-1/counts": torch.tensor([3, 2])}}
+    partly = ctx.bundle("delivery", "site-1", groups)
+    method.payload(ctx.study, "site-1").check(partly)
+    with pytest.raises(BadInput, match="no label counts of site-2"):
+        method.delivered_state(partly)

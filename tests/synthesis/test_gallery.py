@@ -41,12 +41,6 @@ def test_the_first_image_of_each_class_at_steps_from_first_to_last() -> None:
     assert trail.facts() == {"gallery": {"labels": [0, 1, 2], "steps": [1, 5, 9], "left_out": []}}
 
 
-def test_several_images_of_a_class_stand_together() -> None:
-    trail = shown(Trail([2, 0, 2, 1, 0, 1], classes="abc", steps=1, per_class=2), 1)
-    assert kept(trail) == [[1, 4, 3, 5, 0, 2]]
-    assert trail.facts()["gallery"]["labels"] == [0, 0, 1, 1, 2, 2]
-
-
 def test_classes_beyond_twelve_are_left_out_and_said_and_absent_ones_are_neither() -> None:
     trail = Trail([c for c in range(16) if c != 3], classes="abcdefghijklmnop", steps=1)
     trail.see(0, batch(0, 15))

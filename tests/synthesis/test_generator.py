@@ -313,7 +313,7 @@ def test_values_become_bytes_and_come_back() -> None:
     pool = Pool(2, (1, 1, 3), CPU)
     pool.add(torch.tensor([-1.0, 0.2, 1.0]).view(1, 1, 1, 3), torch.tensor([3]))
     assert pool.images[0].flatten().tolist() == [0, 153, 255]
-    assert len(pool) == 1
+    assert pool.count == 1
     middle = draw_crops(1, "none", stream())
     found = pool.pixels(torch.tensor([0]), middle)
     assert found.flatten().tolist() == pytest.approx([-1.0, 0.2, 1.0])
@@ -365,11 +365,11 @@ def test_a_state_is_a_value_and_restores() -> None:
     assert all(torch.equal(state[name], t) for name, t in kept.items())
     other = Pool(12, (1, 8, 8), CPU)
     other.restore(State.from_bytes(State({"pool": state}).to_bytes()).groups["pool"])
-    assert len(other) == 6
+    assert other.count == 6
     assert torch.equal(other.images[:6], kept["images"])
     assert torch.equal(other.labels[:6], kept["labels"])
     other.restore({})
-    assert len(other) == 0
+    assert other.count == 0
 
 
 @pytest.mark.parametrize(

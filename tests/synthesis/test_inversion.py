@@ -1,6 +1,7 @@
 """Images by inversion: Eq. 5 of FedISCA by hand, and a trajectory against an Adam loop written out."""
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -182,7 +183,26 @@ def test_one_channel() -> None:
     assert found[-1].loss < found[0].loss
 
 
-def test_a_synthesis_that_diverges_says_what_to_do() -> None:
-    with pytest.raises(RunFailed, match=r"the synthesis diverged at step 4: .* use a smaller synthesis_lr") as caught:
-        trajectory(teachers(), lr=1e30)
+@pytest.mark.parametrize(("steps", "noticed"), [(4, 4), (60, 51)])
+def test_a_synthesis_that_diverges_says_what_to_do(steps: int, noticed: int) -> None:
+    """At the end, and every fifty steps before it: nobody waits for the rest of a trajectory that is lost."""
+    words = rf"the synthesis diverged at step {noticed}: .* use a smaller synthesis_lr"
+    with pytest.raises(RunFailed, match=words) as caught:
+        trajectory(teachers(), lr=1e30, steps=steps)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "lost"), [(2.0, 199, False), (2.0, 201, True), (0.5, 99, False), (0.5, 101, True)]
+)
+def test_a_loss_a_hundred_times_the_first_is_an_explosion(first: float, last: float, lost: bool) -> None:
+    """A first loss below 1 counts as 1."""
+    losses = iter([first, 1.0, last])
+
+    def given(view: View, labels: Tensor, how: Inversion) -> Tensor:
+        return 0 * view.mean.sum() + next(losses)
+
+    how = Inversion(steps=3, batch=6, bn_weight=0.0, tv_weight=0.0)
+    walk = Synthesis(teachers(), balanced_labels(6, 4), (3, 8, 8), how, given).trajectory(torch.Generator())
+    with pytest.raises(RunFailed, match="diverged at step 3: its loss is") if lost else nullcontext():
+        assert len(list(walk)) == 3

@@ -25,7 +25,8 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
 
 def step(of: Student, seed: int, rate: float = 0.05) -> None:
     pixels, target = batch(seed)
-    of.learn(distillation(target, of.logits(pixels), 2.0), rate)
+    of.set_rate(rate)
+    of.step(distillation(target, of.logits(pixels), 2.0))
 
 
 # Eq. 2 and 4 ----------------------------------------------------------------------------------------------------------
@@ -97,8 +98,9 @@ def test_a_student_learns_its_teacher() -> None:
     of = student()
     pixels, target = batch(0)
     first = distillation(target, of.logits(pixels), 2.0)
+    of.set_rate(0.02)
     for _ in range(40):
-        of.learn(distillation(target, of.logits(pixels), 2.0), 0.02)
+        of.step(distillation(target, of.logits(pixels), 2.0))
     assert distillation(target, of.logits(pixels), 2.0) < 0.3 * first
 
 

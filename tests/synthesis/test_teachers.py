@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from wardround.learn.predictor import Member
 from wardround.models import NetSpec, StagedNet, Weights, fresh, spec_layout
 from wardround.synthesis import teachers as module
-from wardround.synthesis.teachers import AdaptedTeachers, Teachers, View
+from wardround.synthesis.teachers import AdaptedTeachers, Teachers, View, felt
 
 CPU = torch.device("cpu")
 SPEC = NetSpec("small", 3, 4, 8, width=2)
@@ -263,3 +263,8 @@ def test_statistics_go_round() -> None:
     other.follow(pixels(seed=1))
     assert torch.equal(other.logits(pixels(seed=3)), after)
     assert all(torch.equal(kept[name], copied[name]) for name in kept)  # nor does restoring lend them
+
+
+def test_batches_that_are_felt_no_more() -> None:
+    """0.9¹⁵⁷ is above 2⁻²⁴, 0.9¹⁵⁸ below."""
+    assert (felt(0.9), felt(0.5), felt(0.0)) == (158, 24, 1)

@@ -83,6 +83,9 @@ class Objective:
     def to(self, device: str) -> None:
         """Move the objective's own tensors to the device; called once before training."""
 
+    def follow(self, rate: Tensor) -> None:
+        """For an objective with an optimiser of its own: the rate, set before every step. Called once, before `to`."""
+
     def outputs(self, net: StagedNet, pixels: Tensor) -> Outputs:
         """Run the live network, in training mode; one that reads a stage or the head itself looks in here."""
         return Outputs(*net.outputs(pixels))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from wardround.learn import nets
 from wardround.learn.fit import Objective, Outputs, Recipe, Step
-from wardround.learn.trainer import learning_rate, make_optimiser, optimiser_state, restore_optimiser
+from wardround.learn.trainer import make_optimiser, optimiser_state, restore_optimiser
 from wardround.models import NetSpec, StagedNet, Weights, build
 from wardround.tensorfile import flatten, unflatten
 
@@ -29,16 +29,16 @@ SMALLEST = 1e-6  # of the denominator
 class MutualDistillation(Objective):
     """The fit's network is the mentee. The mentor and W are this objective's own, with an optimiser of their own.
 
-    They are trained by the same recipe, step for step. `mentor` and `projection` are read after the fit.
+    They are trained by the same recipe, step for step, at the very rate that the mentee's step has: one tensor for
+    both, so that a captured step sees it change. `mentor` and `projection` are read after the fit.
     """
 
-    capturable = False
+    def __init__(self, spec: NetSpec, mentor: Weights, projection: Tensor, recipe: Recipe) -> None:
+        self.spec, self.mentor, self.projection, self.recipe = spec, mentor, projection, recipe
 
-    def __init__(
-        self, spec: NetSpec, mentor: Weights, projection: Tensor, recipe: Recipe, steps_per_epoch: int
-    ) -> None:
-        self.spec, self.mentor, self.projection = spec, mentor, projection
-        self.recipe, self.steps_per_epoch, self.done = recipe, steps_per_epoch, 0
+    def follow(self, rate: Tensor) -> None:
+        """The mentee's rate is the mentor's and W's."""
+        self.rate = rate
 
     def to(self, device: str) -> None:
         """The mentor as a network on the device; until now it was weights only."""
@@ -46,8 +46,8 @@ class MutualDistillation(Objective):
         self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         nets.load(self.net, self.mentor)
         self.net.train()
+        self.net.checkpointing = self.recipe.checkpointing
         self.projection = self.projection.detach().to(device, copy=True).requires_grad_(True)
-        self.rate = torch.tensor(self.recipe.lr, device=device)
         self.trained = [*self.net.parameters(), self.projection]
         self.optimiser = make_optimiser(self.recipe, self.trained, self.rate)
 
@@ -66,18 +66,16 @@ class MutualDistillation(Objective):
         return own + (taught + hidden) / own.detach().clamp_min(SMALLEST)
 
     def correct(self, trained: Mapping[str, Tensor]) -> None:
-        """The mentor's and W's step, at the rate that the mentee's step has."""
+        """The mentor's and W's step."""
         if self.recipe.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.trained, self.recipe.clip_norm)
-        self.rate.fill_(learning_rate(self.recipe, self.done, self.steps_per_epoch))
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        self.done += 1
         del self.seen
 
     def state(self) -> dict[str, Tensor]:
         """The mentor, W, and what their optimiser carries."""
-        own = {"projection": self.projection, "done": torch.tensor(self.done)}
+        own = {"projection": self.projection}
         return flatten({"mentor": self.net.state_dict(), "optimiser": optimiser_state(self.optimiser), "own": own})
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
@@ -87,11 +85,10 @@ class MutualDistillation(Objective):
         with torch.no_grad():
             self.projection.copy_(found["own"]["projection"])
         restore_optimiser(self.optimiser, found.get("optimiser", {}))
-        self.done = int(found["own"]["done"])
 
     def finish(self) -> None:
         """Read the mentor and W back, once the fit is over; where it was skipped they are what they were."""
-        if self.done:
+        if hasattr(self, "net"):
             self.mentor, self.projection = nets.read(self.net), self.projection.detach()
             del self.net, self.optimiser, self.trained
 

@@ -13,7 +13,7 @@ import torch
 from wardround.errors import SiteFailed
 from wardround.learn.captured import CapturedSteps
 from wardround.learn.device import Device, worker_pool
-from wardround.learn.fit import Fit, Fitted
+from wardround.learn.fit import Fit, Fitted, Objective
 from wardround.learn.trainer import Trainer, batch_bounds, skip_reason, train_one
 from wardround.models import spec_layout
 
@@ -76,14 +76,23 @@ def _on_threads(fits: list[Fit], device: Device, on_step: Callable[[], None]) ->
 
 
 def _as_many_as_fit(fits: list[Fit], device: torch.device, on_step: Callable[[], None]) -> list[Outcome]:
-    """All at once, or by halves where the GPU's memory does not hold them."""
+    """All at once, or by halves where the GPU's memory does not hold them: then all begin anew, objectives too."""
+    untouched = [_attributes(fit.objective) for fit in fits]
     with suppress(torch.OutOfMemoryError):
         return _on_streams(fits, device, on_step)
+    for fit, attributes in zip(fits, untouched, strict=True):
+        vars(fit.objective).clear()
+        vars(fit.objective).update(attributes)
     torch.cuda.empty_cache()
     if len(fits) == 1:
         return [too_large(fits[0])]
     half = len(fits) // 2
     return [*_as_many_as_fit(fits[:half], device, on_step), *_as_many_as_fit(fits[half:], device, on_step)]
+
+
+def _attributes(objective: Objective) -> dict[str, object]:
+    """What an objective is before its fit; tensors that it trains are copies, but draws advance where they are."""
+    return {n: v.clone_state() if isinstance(v, torch.Generator) else v for n, v in vars(objective).items()}
 
 
 def too_large(fit: Fit) -> SiteFailed:

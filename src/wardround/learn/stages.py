@@ -60,14 +60,17 @@ def stage_features(
 def run_on(net: StagedNet, stage: str, features: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Logits of flattened features that left this stage elsewhere.
 
-    Batch norm applies its running statistics and does not learn them from here: they are to describe this site.
+    Batch norm applies its running statistics and does not learn them from here: they are to describe this site. No
+    checkpointing: batch norm would be learning again when the stages are made a second time, for the gradient.
     """
+    checkpointing, net.checkpointing = net.checkpointing, False
     learning = [layer for layer in net.modules() if isinstance(layer, _BatchNorm) and layer.training]
     for layer in learning:
         layer.eval()
     try:
         _, logits = net.after(stage, features.reshape(-1, *shape))
     finally:
+        net.checkpointing = checkpointing
         for layer in learning:
             layer.train()
     return logits

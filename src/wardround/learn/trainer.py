@@ -97,6 +97,7 @@ class Trainer:
         self.cached_teachers: tuple[Outputs, ...] = ()
         self.teacher_nets: list[StagedNet] = []
         self._teach(borrowed)
+        fit.objective.follow(self.rate)
         fit.objective.to(str(device))
 
     def steps(self, captured: TakeStep | None = None, after_epoch: Callable[[], None] = lambda: None) -> Iterator[None]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from wardround.data.federation import Site
-from wardround.errors import RunFailed
+from wardround.errors import BadInput, RunFailed
 from wardround.exchange.bundle import SIZE, Bundle
 from wardround.exchange.payload import Group, Payload
 from wardround.learn.predictor import Predictor
@@ -66,10 +66,7 @@ class ClassEnsemble(Panel):
     def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
         """Train alone, send the network and the counts of what it was trained on."""
         answer = yield from super().answer(ctx, site, request, memory)
-        counts = site.train.counts().cpu()
-        if int(answer.bundle.group(SIZE)["images"]) == 0:
-            counts = torch.zeros_like(counts)
-        groups = {**answer.bundle.groups, LABEL_COUNTS: {"counts": counts}}
+        groups = {**answer.bundle.groups, LABEL_COUNTS: {"counts": trained_on(site, answer.bundle)}}
         return Answer(ctx.bundle("answer", site.name, groups), answer.memory)
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
@@ -96,7 +93,10 @@ class ClassEnsemble(Panel):
     def delivered_state(self, delivered: Bundle) -> State:
         """The models and the counts by their sites."""
         counts = {path.partition("/")[0]: found for path, found in delivered.group(LABEL_COUNTS).items()}
-        return with_counts(super().delivered_state(delivered), counts)
+        found = super().delivered_state(delivered)
+        if lacking := sorted(found.groups.keys() - counts.keys()):
+            raise BadInput(f"the delivery has no label counts of {lacking[0]}; ask the coordinator for a whole one")
+        return with_counts(found, counts)
 
     def predictor(self, ctx: Context, state: State) -> Predictor:
         """Trust (members, classes) is the counts themselves: the predictor normalises it over members."""
@@ -108,6 +108,12 @@ class ClassEnsemble(Panel):
             trust=torch.where(counts.sum(dim=0) > 0, counts, 1.0),
             member_log_prior=log_shares(counts) if self.settings.divide_prior else None,
         )
+
+
+def trained_on(site: Site, answer: Bundle) -> Tensor:
+    """How many images of each class the network in an answer was trained on; none where the site is too small."""
+    counts = site.train.counts().cpu()
+    return counts if int(answer.group(SIZE)["images"]) else torch.zeros_like(counts)
 
 
 def with_counts(state: State, counts: Mapping[str, Tensor]) -> State:

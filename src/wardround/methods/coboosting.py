@@ -29,7 +29,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay
@@ -182,10 +181,7 @@ class _Work:
         with torch.no_grad():
             target = weighted(view(self.teachers, moved, statistics=False).logits, self.weights)
         loss = distillation(target, self.student.logits(moved), self.settings.temperature)
-        self.student.optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        clip_grad_norm_(self.student.net.parameters(), self.settings.clip_norm)
-        self.student.optimiser.step()
+        self.student.step(loss, self.settings.clip_norm)
 
 
 def weighted(logits: tuple[Tensor, ...], weights: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ Why T = 3, 100 images of doubt, sharpness 5: chosen by test accuracy on blood ce
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -37,12 +37,11 @@ from wardround.data.federation import Site
 from wardround.exchange.bundle import SIZE, Bundle
 from wardround.exchange.payload import Group, Payload
 from wardround.learn import pairs
-from wardround.learn.evaluate import network_outputs
 from wardround.learn.predictor import Member, Predictor
 from wardround.methods.base import Answer, Context, Work
 from wardround.methods.class_ensemble import LABEL_COUNTS, ClassEnsemble
 from wardround.methods.ensemble import panel_members
-from wardround.methods.oneshot import trained_models
+from wardround.methods.oneshot import logits_of
 from wardround.methods.personal_prior import Judge
 from wardround.methods.state import State
 from wardround.methods.trust import guessed, log_shares, plausible
@@ -52,7 +51,6 @@ from wardround.study import Study
 
 KNOWN = 10.0  # images of a pair, by the harmonic mean, from which on a member is held to what it says about it
 ASKED = 20  # answers below which a member is not judged
-PROBES = 16  # images of noise that a model must have an answer to
 
 
 class ConsultSettings(Frozen):
@@ -92,10 +90,6 @@ class Consult(ClassEnsemble):
         bundle = ctx.bundle("answer", site.name, {**groups, **told(self.settings.counts, counts)})
         return replace(answer, bundle=bundle)
 
-    def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
-        """Keep every model that has answers, and what its site has seen."""
-        yield from super().absorb(ctx, state, usable(ctx, answers))
-
     def seen(self, ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> dict[str, Tensor]:
         """What sites tell, or what their models do."""
         return seen_by_sites(ctx, kept, answers)
@@ -114,7 +108,7 @@ class Consult(ClassEnsemble):
             predictor, words = judge.unjudged(panel)
             ctx.note(f"{site.name} {words}")
             return predictor
-        said = [answers(ctx, member, site.val.images) for member in panel.members]
+        said = [logits_of(ctx, member, site.val.images) for member in panel.members]
         panel, said, kept = self._vetted(panel, said, names, site)
         place = kept.index(site.name) if site.name in kept else None
         own = None if place is None else (panel.members[place], said[place])
@@ -192,28 +186,6 @@ def seen_by_sites(ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> d
             f"label counts came in coarse bins and with noise: of one image, (ε, δ) = ({epsilon:g}, 0) of the counts"
         )
     return found
-
-
-def usable(ctx: Context, sent: Mapping[str, Bundle]) -> dict[str, Bundle]:
-    """The answers whose models answer noise with finite numbers; a note names the others.
-
-    Finite weights can have infinite outputs. One such model would be the end of a synthesis, and so of the study.
-    """
-    study, found = ctx.study, {}
-    shape = (PROBES, study.channels, study.size, study.size)
-    noise = torch.randint(256, shape, generator=ctx.streams.torch("probe"), dtype=torch.uint8)
-    for site, weights in trained_models(ctx, sent).items():
-        if bool(answers(ctx, Member(study.spec(site), weights), noise).isfinite().all()):
-            found[site] = sent[site]
-        else:
-            ctx.note(f"the model of {site} is refused: its answers are NaN or infinite")
-    return found
-
-
-def answers(ctx: Context, member: Member, pixels: Tensor) -> Tensor:
-    """One network's logits of uint8 images, on the CPU."""
-    precision = ctx.study.settings.train.precision
-    return network_outputs(member.spec, member.weights, pixels, ctx.device.torch, precision).logits.float().cpu()
 
 
 def _they(names: list[str]) -> str:

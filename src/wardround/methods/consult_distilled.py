@@ -28,15 +28,17 @@ from torch import Tensor
 
 from wardround.data.federation import Site
 from wardround.data.imageset import ImageSet, merge
-from wardround.exchange.bundle import SIZE, Bundle
+from wardround.exchange.bundle import Bundle
 from wardround.exchange.payload import Group, Payload
 from wardround.learn.fit import Fit
 from wardround.learn.pixels import augment
 from wardround.learn.predictor import Member, Predictor, single
 from wardround.learn.replay import Replay, each
 from wardround.methods.base import Answer, Context, Work, join_groups
-from wardround.methods.consult import ConsultSettings, answers, counts_group, panel_of, seen_by_sites, told, usable
+from wardround.methods.class_ensemble import trained_on
+from wardround.methods.consult import ConsultSettings, counts_group, panel_of, seen_by_sites, told
 from wardround.methods.distilled import Distilled, DistilledSettings, Epochs, Groups, Midway
+from wardround.methods.oneshot import logits_of, trained_models
 from wardround.methods.parts import Parts
 from wardround.methods.personal_prior import Judge, accuracy
 from wardround.methods.state import State
@@ -92,9 +94,7 @@ class ConsultDistilled(Distilled):
     def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
         """Train, send the network and the counts of what it was trained on, and remember the network."""
         found = yield from super().answer(ctx, site, request, memory)
-        counts = site.train.counts().cpu()
-        if int(found.bundle.group(SIZE)["images"]) == 0:
-            counts = torch.zeros_like(counts)
+        counts = trained_on(site, found.bundle)
         groups = {**found.bundle.groups, **told(self.settings.counts, counts)}
         kept = State({OWN: join_groups(found.bundle)}) if int(counts.sum()) else memory
         return Answer(ctx.bundle("answer", site.name, groups), kept)
@@ -103,9 +103,9 @@ class ConsultDistilled(Distilled):
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
         """As any distillation, with what each site has seen."""
-        kept = usable(ctx, answers)
-        self.counts = seen_by_sites(ctx, State({site: join_groups(bundle) for site, bundle in kept.items()}), kept)
-        yield from super().absorb(ctx, state, kept)
+        models = trained_models(ctx, answers)
+        self.counts = seen_by_sites(ctx, State(models), answers)
+        yield from super().absorb(ctx, state, {site: answers[site] for site in models})
 
     def epochs(self, ctx: Context, state: State, members: list[Member], student: Student, begun: int) -> Epochs:
         """A synthesis, then distillation on what was kept of the last ones."""
@@ -136,12 +136,12 @@ class ConsultDistilled(Distilled):
             return predictor
         labels = site.val.labels.cpu()
         own = Member(ctx.study.spec(site.name), dict(memory.groups[OWN])) if OWN in memory.groups else None
-        bar = None if own is None else (own, answers(ctx, own, site.val.images))
-        scores = answers(ctx, shared.members[0], site.val.images).double()
+        bar = None if own is None else (own, logits_of(ctx, own, site.val.images))
+        scores = logits_of(ctx, shared.members[0], site.val.images).double()
         chosen, words, reached = judge.choose(shared, scores, bar)
         tuned = yield from self._tuned(ctx, site, shared, delivered)
         if tuned is not None:
-            said = answers(ctx, tuned.members[0], site.val.images).double()
+            said = logits_of(ctx, tuned.members[0], site.val.images).double()
             right, how = accuracy(said, labels), "a fine-tune that replays synthetic images"
             if right > reached:
                 better = f"takes the shared predictor after {how}, better than the {reached:.1%} without"

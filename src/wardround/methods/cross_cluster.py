@@ -29,7 +29,10 @@ from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import AdaptedTeachers, Teachers
 
 CROSS = "cross"
+FACTS = ("clusters", "silhouettes", "similarity", "course")  # the last two for the report alone
 VALIDATION_SHARE = 0.2
+DIVERGED = "fedbicross: a model diverged in Stage 2; use a smaller lr"
+UNANSWERED = "the synthesis diverged: what teachers say to its images is no longer finite; use a smaller synthesis_lr"
 
 
 class Cluster:
@@ -149,7 +152,8 @@ class StageTwo:
             if outer:
                 gradient = found.double().cpu()  # only here does the coordinator wait for the device
                 if not bool(gradient.isfinite().all()):
-                    raise Diverged("fedbicross: a model diverged in Stage 2; use a smaller lr")
+                    answered = all(bool(lesson.original.isfinite().all()) for lesson in lessons)
+                    raise Diverged(DIVERGED if answered else UNANSWERED)
                 s = self.settings
                 self.cross[cluster.k] = simplex.descend(self.cross[cluster.k], gradient, s.eta_w, s.normalise)
 
@@ -171,8 +175,10 @@ class StageTwo:
             if self.rehearsal is not None:
                 groups[group_name("kept", cluster.k)] = self.rehearsal.kept[cluster.k].state()
         shown, facts = gallery.merged({cluster.title: cluster.trail for cluster in self.clusters})
-        names = ("clusters", "silhouettes")
-        kept = {**{name: self.facts[name] for name in names}, **facts, "work": self.watch.record()}
+        if not all(bool(t.isfinite().all()) for tensors in groups.values() for t in tensors.values()):
+            raise Diverged(DIVERGED)
+        kept = {name: self.facts[name] for name in FACTS if name in self.facts}
+        kept |= {**facts, "work": self.watch.record()}
         return {**groups, **shown}, {**kept, "midway": dict(self.parts.done)} if self.parts.done else kept
 
 

@@ -28,7 +28,6 @@ noise alone, without noise snapshots alone, without adaptation every λ in Eq. 8
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -43,7 +42,7 @@ from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay, each
 from wardround.methods.base import Context
 from wardround.methods.distilled import Distilled, DistilledSettings, Epochs, Groups, Midway
-from wardround.methods.fedisca import NOT_FELT, mixed_distillation
+from wardround.methods.fedisca import mixed_distillation
 from wardround.methods.parts import Parts
 from wardround.methods.state import State
 from wardround.settings import Count, Positive, Share
@@ -52,7 +51,7 @@ from wardround.synthesis.gallery import Trail
 from wardround.synthesis.inversion import Iterate, Synthesis, balanced_labels
 from wardround.synthesis.noise import bank
 from wardround.synthesis.student import Student, distillation
-from wardround.synthesis.teachers import AdaptedTeachers, Teachers
+from wardround.synthesis.teachers import AdaptedTeachers, Teachers, felt
 
 MEMORY, OTHERS, ADAPTED, SYNTHESIS = "memory", "memory_others", "adapted", "synthesis"  # groups of a state
 Draw = Callable[[Generator], Tensor]  # a batch of pixels
@@ -241,11 +240,6 @@ class Snapshots:
         """The inverse of `groups`, and of `kept` once the synthesis is done."""
         for name, snapshots in ((MEMORY, self.below), (OTHERS, self.others)):
             snapshots.extend((step, tensor.to(device)) for step, tensor in sorted(groups.get(name, {}).items()))
-
-
-def felt(momentum: float) -> int:
-    """How many of the last steps that a running statistic follows are felt in it at all."""
-    return math.ceil(math.log(NOT_FELT) / math.log(momentum)) if momentum > 0 else 1
 
 
 def rising(steps: int) -> list[float]:

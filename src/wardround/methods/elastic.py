@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -31,14 +30,14 @@ from pydantic import Field
 from torch import Tensor
 
 from wardround.errors import SiteFailed
-from wardround.exchange.bundle import PARAMETERS, Bundle
-from wardround.exchange.payload import Group, network_groups
+from wardround.exchange.bundle import Bundle
+from wardround.exchange.payload import Group
 from wardround.learn import nets
 from wardround.learn.fit import Fit, Fitted
 from wardround.learn.pixels import normalise
 from wardround.methods.base import Context
 from wardround.methods.state import State
-from wardround.methods.template import Averaging, Visit
+from wardround.methods.template import Averaging, Visit, like_parameters
 from wardround.models import NetSpec, Weights
 from wardround.settings import Frozen, NotNegative, Share
 from wardround.study import Study
@@ -62,9 +61,8 @@ class Elastic(Averaging):
 
     def more_up_groups(self, study: Study) -> tuple[Group, ...]:
         """The number of images, and Ω."""
-        (parameters,) = (group for group in network_groups(study.common_spec) if group.name == PARAMETERS)
         what = "how much the output of the received network depends on each weight, on images of this site"
-        omega = replace(parameters, name=SENSITIVITY, what=what, partial=True)
+        omega = like_parameters(study, SENSITIVITY, what)
         return (*super().more_up_groups(study), *((omega,) if self.settings.share > 0 else ()))
 
     def more_up(self, visit: Visit, fit: Fit, fitted: Fitted) -> dict[str, dict[str, Tensor]]:

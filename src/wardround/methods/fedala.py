@@ -29,6 +29,7 @@ is FedAvg bit for bit.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Annotated
@@ -208,4 +209,5 @@ def cut_below(spec: NetSpec, layers: int) -> str | None:
 
 def converged(losses: list[float], threshold: float) -> bool:
     """Whether the last losses hardly differ: their standard deviation (over n, not n − 1) is below the threshold."""
-    return len(losses) >= RECENT and statistics.pstdev(losses[-RECENT:]) < threshold
+    last = losses[-RECENT:]
+    return len(last) == RECENT and all(map(math.isfinite, last)) and statistics.pstdev(last) < threshold

@@ -45,6 +45,7 @@ from wardround.learn.evaluate import network_outputs
 from wardround.learn.fit import Fit, Fitted, Objective, Recipe, Step
 from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Predictor, single
+from wardround.learn.prototypes import class_means
 from wardround.methods.base import Context, Work
 from wardround.methods.fedper import Fate, KeepsLayers
 from wardround.methods.state import State
@@ -139,7 +140,7 @@ class FedAS(KeepsLayers):
             return own
         images, device = visit.site.train, visit.ctx.device.torch
         features = network_outputs(fit.spec, fitted.weights, images.images, device, fit.recipe.precision).features
-        means = class_means(features, images.labels.to(device), fit.spec.classes)
+        means = class_means(features, images.labels.to(device), fit.spec.classes).means
         return State({**own.groups, "means": {"features": means}})
 
 
@@ -158,12 +159,6 @@ class Alignment(Objective):
         distances = (step.outputs.features - self.means[step.labels]).square().mean(dim=1)
         alike = (step.labels.unsqueeze(1) == step.labels).sum(dim=1)
         return (distances / alike).sum()
-
-
-def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """`(classes, feature_size)`; zeros for a class without images, which no image of the site will ask for."""
-    members = F.one_hot(labels, classes).T.to(features)
-    return members @ features / members.sum(dim=1, keepdim=True).clamp_min(1)
 
 
 def squared_gradients(net: StagedNet, images: ImageSet, order: Tensor, batch: int) -> Tensor:

@@ -40,7 +40,7 @@ from pydantic import Field
 from torch import Tensor
 
 from wardround.data.federation import Site
-from wardround.errors import BadInput, Diverged
+from wardround.errors import BadInput
 from wardround.exchange.bundle import SIZE, Bundle
 from wardround.exchange.payload import Group, Payload, network_groups
 from wardround.learn.fit import Fit, Objective, Recipe, Step, Teacher
@@ -61,7 +61,6 @@ from wardround.synthesis.student import distillation
 
 OWN, SUBSPACE = "own", "subspace"
 STATISTICS_BATCH = 256
-RECORDED = ("similarity", "course")  # facts that only the report reads
 
 
 class PersonalDistillation(Objective):
@@ -176,10 +175,7 @@ class FedBiCross(OneShot):
 
     def _kept(self, stage: StageTwo, number: int) -> State:
         groups, facts = stage.kept()
-        if not all(bool(t.isfinite().all()) for tensors in groups.values() for t in tensors.values()):
-            raise Diverged(f"{self.name}: a model diverged in Stage 2; use a smaller lr")
-        record = {name: stage.facts[name] for name in RECORDED if name in stage.facts}
-        return State(groups, {**facts, **record, "trajectory": number})
+        return State(groups, {**facts, "trajectory": number})
 
     def clustered(self, ctx: Context, members: Mapping[str, Member], answers: Mapping[str, Bundle]) -> State:
         """Stage 1: who is with whom, and the weights that Stage 2 begins with (1/K each in Algorithm 1)."""

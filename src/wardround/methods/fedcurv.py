@@ -27,7 +27,6 @@ At λ = 0 this is FedAvg bit for bit, and nothing more than FedAvg's travels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -35,15 +34,14 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from wardround.data.imageset import ImageSet
-from wardround.errors import SiteFailed
-from wardround.exchange.bundle import PARAMETERS, Bundle
-from wardround.exchange.payload import Group, network_groups
+from wardround.exchange.bundle import Bundle
+from wardround.exchange.payload import Group
 from wardround.learn import nets
 from wardround.learn.fit import Fit, Fitted, Objective
 from wardround.learn.pixels import normalise
 from wardround.methods.base import Context
 from wardround.methods.state import State
-from wardround.methods.template import Averaging, Visit
+from wardround.methods.template import Averaging, Visit, like_parameters
 from wardround.models import NetSpec, Weights, spec_layout
 from wardround.settings import Count, Frozen, NotNegative
 from wardround.study import Study
@@ -69,8 +67,8 @@ class FedCurv(Averaging):
 
     def more_up_groups(self, study: Study) -> tuple[Group, ...]:
         """The number of images, u and u·w."""
-        fisher = _like_parameters(study, FISHER, "how much each weight matters to this site (Fisher information)")
-        anchored = _like_parameters(study, ANCHORED, "the same, times the weights")
+        fisher = like_parameters(study, FISHER, "how much each weight matters to this site (Fisher information)")
+        anchored = like_parameters(study, ANCHORED, "the same, times the weights")
         return (*super().more_up_groups(study), *((fisher, anchored) if self.settings.lam > 0 else ()))
 
     def more_up(self, visit: Visit, fit: Fit, fitted: Fitted) -> dict[str, dict[str, Tensor]]:
@@ -80,8 +78,6 @@ class FedCurv(Averaging):
             return found
         chosen = self._chosen(visit)
         fisher = fisher_diagonal(fit.spec, fitted.weights, chosen, visit.ctx.device.torch)
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in fisher.values()):
-            raise SiteFailed("its Fisher information is not finite; use a smaller train.lr, or set train.clip_norm")
         anchored = {name: u * fitted.weights[name].to(u.device) for name, u in fisher.items()}
         return {**found, FISHER: fisher, ANCHORED: anchored}
 
@@ -89,8 +85,8 @@ class FedCurv(Averaging):
         """U and V, once another site has sent something."""
         if self.settings.lam == 0:
             return ()
-        fisher = _like_parameters(study, OTHERS, "how much each weight matters to the other sites together")
-        return fisher, _like_parameters(study, OTHERS_ANCHORED, "the same, each site's times its weights")
+        fisher = like_parameters(study, OTHERS, "how much each weight matters to the other sites together")
+        return fisher, like_parameters(study, OTHERS_ANCHORED, "the same, each site's times its weights")
 
     def more_down(self, ctx: Context, site: str, state: State) -> dict[str, dict[str, Tensor]]:
         """U and V over all sites but this one."""
@@ -184,9 +180,3 @@ def _total(summands: list[Mapping[str, Tensor]]) -> Weights:
 
 def _of(group: str, site: str) -> str:
     return f"{group} of {site}"
-
-
-def _like_parameters(study: Study, name: str, what: str) -> Group:
-    """One number per parameter; partial, as there may be nothing to send."""
-    (parameters,) = (group for group in network_groups(study.common_spec) if group.name == PARAMETERS)
-    return replace(parameters, name=name, what=what, partial=True)

@@ -22,7 +22,6 @@ learns from them as the synthesis showed them to the teachers, shifted by the ji
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Literal
@@ -41,10 +40,9 @@ from wardround.synthesis.gallery import Trail
 from wardround.synthesis.inversion import Synthesis, balanced_labels
 from wardround.synthesis.memory import Memory
 from wardround.synthesis.student import Student, distillation
-from wardround.synthesis.teachers import Adaptation, AdaptedTeachers, Teachers
+from wardround.synthesis.teachers import Adaptation, AdaptedTeachers, Teachers, felt
 
 ADAPTED, SYNTHESIS = "adapted", "synthesis"
-NOT_FELT = 2.0**-24  # a share smaller than this changes no float32
 
 
 class FedISCA(Distilled):
@@ -140,7 +138,7 @@ class _AtWork:
         s = self.settings
         if s.adaptation != "ema" or s.learn_from == "images":  # adapted teachers are not asked
             return 0
-        return min(int(s.steps), math.ceil(math.log(NOT_FELT) / math.log(s.follow)) if s.follow > 0 else 1)
+        return min(int(s.steps), felt(s.follow))
 
     def _follow(self, number: int) -> None:
         """Eq. 7, backwards; the first of the steps that are felt is that many from the noise."""

@@ -40,10 +40,9 @@ from wardround.learn.fit import Fit, Fitted, Recipe
 from wardround.learn.lowrank import Packed, pack, unpack
 from wardround.learn.mutual import MutualDistillation
 from wardround.learn.predictor import Predictor, single
-from wardround.learn.trainer import batch_bounds
 from wardround.methods.base import Answer, Context, Work, join_groups, layout_groups
 from wardround.methods.state import State
-from wardround.methods.template import Averaging, average
+from wardround.methods.template import Averaging, average, where
 from wardround.models import NetSpec, Weights, spec_layout
 from wardround.settings import Count, Frozen, Positive
 from wardround.study import Study
@@ -159,10 +158,10 @@ class FedKD(Averaging):
         spec, sent = self.mentee(ctx.study), join_groups(request)
         if PARAMETERS not in request.groups:
             if MENTEE not in memory.groups:
-                raise BadInput(f"{_where(request)} is an update, and this site has no mentee to move; send it whole")
-            sent = {**self._moved(spec, memory.groups[MENTEE], _packed(request), _where(request)), **sent}
+                raise BadInput(f"{where(request)} is an update, and this site has no mentee to move; send it whole")
+            sent = {**self._moved(spec, memory.groups[MENTEE], _packed(request), where(request)), **sent}
         if sent.keys() != set(spec_layout(spec).names):
-            raise BadInput(f"{_where(request)} lacks a part of the mentee; send it whole")
+            raise BadInput(f"{where(request)} lacks a part of the mentee; send it whole")
         return sent
 
     def _moved(self, spec: NetSpec, model: Mapping[str, Tensor], packed: Packed, where: str) -> Weights:
@@ -177,9 +176,7 @@ class FedKD(Averaging):
         kept = memory.groups.get(PROJECTION)
         inputs, outputs = spec_layout(mentee).feature_size, spec_layout(spec).feature_size
         projection = kept["weight"] if kept else _drawn(inputs, outputs, ctx.streams.torch("fedkd-projection"))
-        recipe = self._recipe(ctx)
-        bounds = batch_bounds(len(site.train), recipe.batch, spec_layout(spec).has_batch_norm)
-        return MutualDistillation(spec, dict(mentor), projection, recipe, len(bounds))
+        return MutualDistillation(spec, dict(mentor), projection, self._recipe(ctx))
 
     def _recipe(self, ctx: Context) -> Recipe:
         recipe = ctx.study.recipe(ctx.round, self.epochs(ctx))
@@ -216,7 +213,7 @@ class Unpacked(Mapping[str, Bundle]):
 
     def __getitem__(self, site: str) -> Bundle:
         answer = self.answers[site]
-        update = unpack(_packed(answer), _shapes(self.spec), _where(answer))
+        update = unpack(_packed(answer), _shapes(self.spec), where(answer))
         kept = {name: answer.group(name) for name in (STATISTICS, COUNTERS, SIZE)}
         return replace(answer, groups={PARAMETERS: update, **kept})
 
@@ -240,7 +237,3 @@ def _drawn(inputs: int, outputs: int, generator: torch.Generator) -> Tensor:
     """W as PyTorch draws a linear layer."""
     bound = inputs**-0.5
     return torch.empty(outputs, inputs).uniform_(-bound, bound, generator=generator)
-
-
-def _where(bundle: Bundle) -> str:
-    return f"the {bundle.envelope.kind} of {bundle.envelope.site} in round {bundle.envelope.round + 1}"

@@ -36,7 +36,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wardround.errors import SiteFailed
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.payload import Group
 from wardround.learn.evaluate import network_outputs
@@ -84,8 +83,6 @@ class FedMR(Averaging):
             return found
         device, data = visit.ctx.device.torch, visit.site.train
         features = network_outputs(fit.spec, fitted.weights, data.images, device, fit.recipe.precision).features
-        if not bool(torch.isfinite(features).all()):
-            raise SiteFailed("its features are not finite; use a smaller train.lr, or set train.clip_norm")
         means = class_means(features, data.labels.to(device), len(data.classes)).to("cpu")
         return {**found, PROTOTYPES: means.tensors(), LABEL_COUNTS: {"counts": data.counts().cpu()}}
 

@@ -44,8 +44,6 @@ class FedProx(Averaging):
 class Proximal(Objective):
     """Adds μ(v − anchor) to every trained gradient. The anchor is what was received: never the live weights."""
 
-    key = None
-
     def __init__(self, mu: float, anchor: Weights) -> None:
         self.mu, self.anchor = mu, anchor
 

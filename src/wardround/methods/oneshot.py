@@ -11,15 +11,19 @@ import torch
 from torch import Tensor
 
 from wardround.data.federation import Site
-from wardround.errors import RunFailed
+from wardround.errors import Diverged
 from wardround.exchange.bundle import SIZE, Bundle
 from wardround.exchange.payload import SIZE_GROUP, Payload, network_groups
+from wardround.learn.evaluate import network_outputs
 from wardround.learn.fit import Fit
+from wardround.learn.predictor import Member
 from wardround.methods.alone import local_fit
 from wardround.methods.base import Answer, Context, Method, Work, join_groups, split_groups
 from wardround.methods.state import State
 from wardround.models import Weights
 from wardround.study import Study
+
+PROBES = 16  # images of noise that a model must have an answer to
 
 
 class OneShot(Method):
@@ -54,20 +58,31 @@ class OneShot(Method):
 def trained_models(ctx: Context, answers: Mapping[str, Bundle]) -> dict[str, Weights]:
     """The uploaded networks by site, without those of sites too small to train.
 
-    One that holds NaN or infinite values is refused with a note that names the site; the rest go on.
+    One that holds NaN or infinite values, or answers noise with them, is refused with a note that names the site; the
+    rest go on. Finite weights can have infinite outputs, and one such model would be the end of a synthesis.
     """
-    models = {}
+    study, models = ctx.study, {}
+    shape = (PROBES, study.channels, study.size, study.size)
+    noise = torch.randint(256, shape, generator=ctx.streams.torch("probe"), dtype=torch.uint8)
     for site in sorted(answers):
         if int(answers[site].group(SIZE)["images"]) == 0:
             continue
         weights = join_groups(answers[site])
-        if all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point()):
-            models[site] = weights
-        else:
+        if not all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point()):
             ctx.note(f"the model of {site} is refused: it holds NaN or infinite values")
+        elif not bool(logits_of(ctx, Member(study.spec(site), weights), noise).isfinite().all()):
+            ctx.note(f"the model of {site} is refused: its answers are NaN or infinite")
+        else:
+            models[site] = weights
     if not models:
-        raise RunFailed(
+        raise Diverged(  # to go on would lead here again
             "no site sent a usable model: all were too small to train, or not finite, or had no epochs; give more "
             "images, and one epoch or more"
         )
     return models
+
+
+def logits_of(ctx: Context, member: Member, images: Tensor) -> Tensor:
+    """One network's logits of uint8 images, on the CPU."""
+    precision = ctx.study.settings.train.precision
+    return network_outputs(member.spec, member.weights, images, ctx.device.torch, precision).logits.float().cpu()

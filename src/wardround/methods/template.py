@@ -13,7 +13,7 @@ step counters are never averaged, the largest is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -225,6 +225,17 @@ def require_finite(groups: Mapping[str, Mapping[str, Tensor]]) -> None:
             raise SiteFailed(
                 f"its {name} would hold NaN or infinite values; use a smaller train.lr, or set train.clip_norm"
             )
+
+
+def where(bundle: Bundle) -> str:
+    """Whose bundle and of which round, to begin a message with."""
+    return f"the {bundle.envelope.kind} of {bundle.envelope.site} in round {bundle.envelope.round + 1}"
+
+
+def like_parameters(study: Study, name: str, what: str) -> Group:
+    """The declaration of one number per parameter; partial, as there may be nothing to send."""
+    (parameters,) = (group for group in network_groups(study.common_spec) if group.name == PARAMETERS)
+    return replace(parameters, name=name, what=what, partial=True)
 
 
 def average(answers: Mapping[str, Bundle], weigh: Callable[[Bundle], float]) -> Weights:

@@ -23,22 +23,17 @@ Facts = dict[str, Any]
 
 
 class Trail:
-    """The first `per_class` images of each class at `frames` steps, the first and the last among them.
+    """The first image of each class at `frames` steps, the first and the last among them.
 
     `labels` are those of the batch that will be shown, as places in `classes`. A method that synthesises many times may
     show every trajectory to the same trail: the last one shown remains.
     """
 
-    def __init__(
-        self, labels: Tensor | Sequence[int], classes: Sequence[str], steps: int, frames: int = 6, per_class: int = 1
-    ) -> None:
+    def __init__(self, labels: Tensor | Sequence[int], classes: Sequence[str], steps: int, frames: int = 6) -> None:
         given = [int(label) for label in (labels.tolist() if isinstance(labels, Tensor) else labels)]
         present = [c for c in range(len(classes)) if c in given]
-        self.left_out = present[MOST_CLASSES:]
-        self.chosen = [
-            i for c in present[:MOST_CLASSES] for i in [i for i, label in enumerate(given) if label == c][:per_class]
-        ]
-        self.labels = [given[i] for i in self.chosen]
+        self.labels, self.left_out = present[:MOST_CLASSES], present[MOST_CLASSES:]
+        self.chosen = [given.index(c) for c in self.labels]
         self.frames = spread(steps, frames)
         self._seen: dict[int, Tensor] = {}
 

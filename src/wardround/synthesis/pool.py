@@ -27,9 +27,6 @@ class Pool:
         self.labels = torch.empty(capacity, dtype=torch.int64, device=device)
         self.count = 0
 
-    def __len__(self) -> int:
-        return self.count
-
     def add(self, images: Tensor, labels: Tensor) -> None:
         """Put images of the networks' value range in, rounded to bytes."""
         end = self.count + len(images)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from wardround.learn import nets
 from wardround.models import NetSpec, Weights, build
@@ -66,16 +67,13 @@ class Student:
             self._rate = rate
             self.rate.fill_(rate)
 
-    def step(self, loss: Tensor) -> None:
-        """One step down the loss, at the rate that was set."""
+    def step(self, loss: Tensor, clip_norm: float | None = None) -> None:
+        """One step down the loss, at the rate that was set; `clip_norm` is the largest norm of the gradient."""
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+        if clip_norm is not None:
+            clip_grad_norm_(self.net.parameters(), clip_norm)
         self.optimiser.step()
-
-    def learn(self, loss: Tensor, rate: float) -> None:
-        """One step down the loss at this rate."""
-        self.set_rate(rate)
-        self.step(loss)
 
     def weights(self) -> Weights:
         """A copy of the network's tensors."""

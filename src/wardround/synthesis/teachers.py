@@ -7,6 +7,7 @@ pass goes to the image alone and costs a third less than one that also visits th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -24,6 +25,7 @@ from wardround.synthesis.fused_norm import FusedNorm, replace_norms, widened
 
 Adaptation = Literal["ema", "batch"]
 Precision = Literal["fp32", "bf16"]
+NOT_FELT = 2.0**-24  # a share smaller than this changes no float32
 
 
 class View(NamedTuple):
@@ -172,6 +174,11 @@ class AdaptedTeachers(Teachers):
             for layer in self._layers():
                 layer.eval()
                 layer.track_running_stats = True
+
+
+def felt(momentum: float) -> int:
+    """How many of the last batches that running statistics follow are felt in them at all."""
+    return math.ceil(math.log(NOT_FELT) / math.log(momentum)) if momentum > 0 else 1
 
 
 def _frozen(member: Member, device: torch.device, precision: Precision) -> StagedNet:
