@@ -11,7 +11,10 @@ NAME, PATIENT, BIRTH = "Doe^Jane", "HOSPITAL-0815", "19700102"
 
 
 def a_dicom(values: Any, **tags: Any) -> FileDataset:
-    """A dataset with these stored values and any other tags, by keyword; grey unless there are three samples."""
+    """A dataset with these stored values and any other tags, by keyword; grey unless there are three samples.
+
+    Floating-point values are stored as the standard has it: under a tag of their own, without bits and signs.
+    """
     values = np.asarray(values)
     meta = FileMetaDataset()
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
@@ -27,13 +30,15 @@ def a_dicom(values: Any, **tags: Any) -> FileDataset:
     made.PhotometricInterpretation = "RGB" if colour else "MONOCHROME2"
     if colour:
         made.PlanarConfiguration = 0
-    bits = values.dtype.itemsize * 8
-    made.BitsAllocated, made.BitsStored, made.HighBit = bits, bits, bits - 1
-    made.PixelRepresentation = int(values.dtype.kind == "i")
+    made.BitsAllocated = bits = values.dtype.itemsize * 8
+    data = values.tobytes()
+    if values.dtype.kind == "f":
+        setattr(made, "FloatPixelData" if bits == 32 else "DoubleFloatPixelData", data)
+    else:
+        made.BitsStored, made.HighBit, made.PixelRepresentation = bits, bits - 1, int(values.dtype.kind == "i")
+        made.PixelData = data + b"\0" * (len(data) % 2)
     for tag, value in tags.items():
         setattr(made, tag, value)
-    data = values.tobytes()
-    made.PixelData = data + b"\0" * (len(data) % 2)
     return made
 
 

@@ -27,7 +27,9 @@ from wardround.learn.trainer import fits_device
 from wardround.methods.base import Method
 from wardround.methods.registry import make
 from wardround.models import load_weights
+from wardround.privacy.account import delta_notes
 from wardround.privacy.plan import check as check_privacy
+from wardround.privacy.plan import trains_privately
 from wardround.progress import Silent
 from wardround.record import result as results
 from wardround.record.rundir import RunDir, lock_directory, refuse_existing, sweep, write_json
@@ -87,6 +89,8 @@ class Job:
         with lock_directory(self.path):
             if not (self.path / RESULT).is_file():
                 sweep(self.path)
+                for text in self._privacy_notes():
+                    self.progress.say(f"note: {text}")
                 if self.is_comparison:
                     self._compare()
                 else:
@@ -136,10 +140,18 @@ class Job:
             results.environment(self.prepared.device),
             [results.one_method(run, name, data, within=path) for name, run in runs.items()],
         )
-        result["notes"][:0] = [{"method": "data", "text": text} for text in self.prepared.federation.notes]
+        result["notes"][:0] = [
+            *({"method": "data", "text": text} for text in self.prepared.federation.notes),
+            *({"method": "privacy", "text": text} for text in self._privacy_notes()),
+        ]
         with disk_errors(path):
             write_report(result, path / REPORT)
             write_json(path / RESULT, result)
+
+    def _privacy_notes(self) -> list[str]:
+        privacy = self.prepared.study.settings.privacy
+        images = {site.name: len(site.train) for site in self.prepared.federation.sites}
+        return delta_notes(privacy.delta, images) if trains_privately(privacy) else []
 
     def _open(self, part: Path, study: Study) -> None:
         """The opening files of a run directory."""

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from board.samples import Study, finished
 from board.test_server import HOSTILE, serving
+from browsing import DESK, PHONE, Watched, context_of, faults, overflow
 from report.example import run_result
 from wardround.board.server import Server
 from wardround.record.rundir import lock_directory, write_json
 
 pytestmark = pytest.mark.browser
 
-PHONE, DESK = (380, 800), (1280, 900)
 LONG = "a-name-without-any-place-to-break-it-" * 4
 
 
@@ -43,23 +41,16 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @contextmanager
 def page_of(
-    browser: Browser, server: Server, size: tuple[int, int] = DESK, scheme: Any = "light", blocked: bool = False
+    browser: Browser, server: Server, size: tuple[int, int] = DESK, scheme: str = "light", blocked: bool = False
 ) -> Iterator[Page]:
     """A page that asks nobody but the board and complains of nothing, unless something is meant to be blocked."""
-    requests: list[str] = []
-    complaints: list[str] = []
-    viewport: Any = {"width": size[0], "height": size[1]}
-    with browser.new_context(viewport=viewport, color_scheme=scheme, base_url=server.address) as context:
-        page = context.new_page()
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: complaints.append(dialog.message))
-        yield page
-    assert requests
-    assert [url for url in requests if not url.startswith((server.address, "data:"))] == []
-    assert bool(complaints) == blocked
-    assert all(text.startswith(("Blocked script execution", "Loading the image")) for text in complaints)
+    with context_of(browser, size, scheme, base_url=server.address) as context:
+        watched = Watched(context.new_page())
+        yield watched.page
+    assert watched.requests
+    assert [url for url in watched.requests if not url.startswith(server.address)] == []
+    assert bool(watched.complaints) == blocked
+    assert all(text.startswith(("Blocked script execution", "Loading the image")) for text in watched.complaints)
 
 
 def shown(page: Page) -> list[str]:
@@ -166,13 +157,11 @@ PLACES = [
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_overflows_a_phone_and_no_serious_fault_is_found(browser: Browser, board: Server, scheme: str) -> None:
-    axe = Axe()
     with page_of(browser, board, PHONE, scheme) as page:
         for place in PLACES:
             page.goto(place)
-            assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, place
-            faults = [v for v in axe.run(page).response["violations"] if v["impact"] in ("serious", "critical")]
-            assert faults == [], place
+            assert overflow(page) <= 0, place
+            assert faults(page) == [], place
 
 
 def test_an_empty_folder_says_so(browser: Browser, tmp_path: Path) -> None:

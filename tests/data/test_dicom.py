@@ -14,8 +14,9 @@ from pydicom.uid import MPEG2MPML, JPEGLSLossless, RLELossless
 
 from dicoms import BIRTH, NAME, PATIENT, a_dicom, item, lookup, write_dicom
 from wardround.data import dicom
-from wardround.data.decode import decode
+from wardround.data.decode import decode, decode_whole
 from wardround.data.dicom import is_dicom, patient_key
+from wardround.data.greys import stretched
 from wardround.data.slices import SliceRule
 from wardround.errors import BadInput
 
@@ -65,6 +66,55 @@ def test_the_window_is_in_rescaled_units_and_the_first_one_counts(tmp_path: Path
 def test_signed_values(tmp_path: Path) -> None:
     picture = seen(tmp_path, np.array([[-1000, 0, 1000]], np.int16), WindowCenter=0.5, WindowWidth=2001)
     assert picture.tolist() == [[0, 128, 255]]
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_floating_point_pixels(tmp_path: Path, kind: Any) -> None:
+    """A parametric map: rescaled and windowed like whole values, but a linear window reaches to both its ends."""
+    values = np.array([[-1.0, 0.0, 0.25, 0.5, 1.0, 9.0]], kind)
+    window = {"WindowCenter": 0.5, "WindowWidth": 1}
+    assert seen(tmp_path, values, **window).tolist() == [[0, 0, 64, 128, 255, 255]]
+    doubled = seen(tmp_path, values, RescaleSlope=2, RescaleIntercept=0, **window)
+    assert doubled.tolist() == [[0, 0, 128, 255, 255, 255]]
+    narrow = seen(tmp_path, values, WindowCenter=0.25, WindowWidth=0.5)
+    assert narrow.tolist() == [[0, 0, 128, 255, 255, 255]]
+    inverted = seen(tmp_path, values, PhotometricInterpretation="MONOCHROME1", **window)
+    assert inverted.tolist() == [[255, 255, 191, 127, 0, 0]]
+    assert decode_whole(tmp_path / "x.dcm").bits == np.dtype(kind).itemsize * 8
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_floating_point_padding_and_what_is_no_number(tmp_path: Path, kind: Any) -> None:
+    values = np.linspace(0, 1, 100, dtype=kind).reshape(10, 10)
+    values[0, 0] = -1000  # black either way, and no part of the percentiles
+    tag = "FloatPixelPaddingValue" if kind is np.float32 else "DoubleFloatPixelPaddingValue"
+    padded = seen(tmp_path, values, **{tag: -1000.0})
+    assert (padded == stretched(values, values > -1000)).all()
+    assert padded[0, :3].tolist() == [0, 0, 1]
+    values[0, 0] = np.nan
+    assert (seen(tmp_path, values, **{tag: float("nan")}) == padded).all()
+    assert (seen(tmp_path, values) == padded).all()
+
+
+def test_frames_and_a_series_of_floating_point_pixels(tmp_path: Path) -> None:
+    frames = np.stack([np.full((2, 2), value, np.float32) for value in (0.0, 0.5, 1.0)])
+    film = write_dicom(tmp_path / "film.dcm", frames, WindowCenter=0.5, WindowWidth=1)
+    assert [picture[0, 0] for picture in decode(film, SliceRule(1))] == [0, 128, 255]
+    for number, value in enumerate((1.0, 0.0)):
+        tags = {"SeriesInstanceUID": "1.2.3", "InstanceNumber": 2 - number, "WindowCenter": 0.5, "WindowWidth": 1}
+        write_dicom(tmp_path / "series" / f"{number}.dcm", np.full((2, 2), value, np.float64), **tags)
+    assert [picture[0, 0] for picture in decode(tmp_path / "series", SliceRule(1))] == [0, 255]
+
+
+def test_floating_point_pixels_that_are_cut_off_or_compressed(tmp_path: Path) -> None:
+    cut = a_dicom(np.ones((4, 4), np.float32))
+    cut.FloatPixelData = cut.FloatPixelData[:-4]
+    cut.save_as(tmp_path / "cut.dcm", enforce_file_format=True)
+    assert "cannot be read as a DICOM picture" in refusal(tmp_path / "cut.dcm")
+    packed = a_dicom(np.ones((4, 4), np.float32))
+    packed.file_meta.TransferSyntaxUID = RLELossless
+    packed.save_as(tmp_path / "rle.dcm", enforce_file_format=True)
+    assert "cannot be read as a DICOM picture" in refusal(tmp_path / "rle.dcm")
 
 
 def test_monochrome1_is_inverted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,9 @@ def test_a_bundle_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
         BadInput, match=r"answer of site-1 in round 2: parameters/w holds NaN .*; lower the learning rate"
     ):
         write_parcel(tmp_path / "x.parcel", broken, KEY, made=MADE)
+    request = Bundle(replace(ENVELOPE, kind="request"), broken.groups)  # whose numbers are not the coordinator's fault
+    with pytest.raises(BadInput, match=r"request of site-1 in round 2: .* take one out with: wardround hub withdraw"):
+        write_parcel(tmp_path / "x.parcel", request, KEY, made=MADE)
     assert os.listdir(tmp_path) == []
 
 

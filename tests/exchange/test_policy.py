@@ -20,7 +20,6 @@ from wardround.errors import BadInput
 from wardround.exchange.bundle import Bundle, Envelope
 from wardround.exchange.payload import Group, Payload
 from wardround.exchange.policy import (
-    BY_CLASS,
     OF_SINGLE_IMAGES,
     ORDINARY,
     Gate,
@@ -31,6 +30,7 @@ from wardround.exchange.policy import (
     default_policy_text,
     read_policy,
 )
+from wardround.exchange.policy.rules import BY_CLASS
 from wardround.methods.base import Method
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.registry import known
@@ -146,7 +146,7 @@ def test_what_really_leaves_is_refused_like_what_is_declared(name: str) -> None:
 
 @pytest.mark.parametrize("name", known())
 def test_every_group_of_a_built_in_method_is_ordinary_or_of_single_images(name: str) -> None:
-    """Fails for a new group: decide in `exchange/policy.py` whether it leaves by default."""
+    """Fails for a new group: decide in `exchange/policy/rules.py` whether it leaves by default."""
     up = {group.name for group in tiny.quick(name).payload(tiny.study(method=name), "site-1").up}
     assert up <= {*ORDINARY, *OF_SINGLE_IMAGES}
     assert set(BY_CLASS) <= {*ORDINARY, *OF_SINGLE_IMAGES}
@@ -629,7 +629,7 @@ def test_no_tree_of_values_does_anything_but_hold_or_be_refused(
 ) -> None:
     path = written(tmp_path_factory.mktemp("policy"), "")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wardround.exchange.policy.tomllib.loads", lambda text: tree)
+        patch.setattr("wardround.exchange.policy.file.tomllib.loads", lambda text: tree)
         found = outcome(path)
     if isinstance(found, str):
         assert found.startswith(f"{path}: ")

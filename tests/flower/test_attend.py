@@ -35,12 +35,21 @@ def node(tmp_path: Path) -> dict[str, str]:
     return {"study": str(study), "data": str(tmp_path / "images.npz"), "device": "cpu"}
 
 
-def test_a_greeting_needs_neither_study_nor_images(node: dict[str, str], tmp_path: Path) -> None:
+def test_a_greeting_needs_no_images(node: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "images.npz").unlink()
-    Path(node["study"]).unlink()
     reply = attend(call(HELLO), 7, node)
     assert reply.sender(call(HELLO), 7) == KEYS[ONE].public
     assert (reply.parcel, reply.words) == (b"", "")
+
+
+@pytest.mark.parametrize("do", [HELLO, ANSWER, TAKE_HOME])
+def test_no_reply_proves_anything_to_another_studys_hub(do: str, node: dict[str, str]) -> None:
+    """A hostile hub could pass on a call of another consortium's, where the site has the same key, and its reply."""
+    theirs = call(do, study="f" * 16)
+    reply = attend(theirs, 7, node)
+    assert reply.parcel == b""
+    with pytest.raises(BadInput, match="not signed for this study by the key that it names"):
+        reply.sender(theirs, 7)
 
 
 def test_an_answer_comes_twice_as_the_same_bytes(node: dict[str, str], tmp_path: Path) -> None:

@@ -218,7 +218,9 @@ def test_no_node_can_speak_for_another(three: World) -> None:
 
     three.acts.update({ONE: overheard, THREE: thief})
     three.play()
-    assert f"node {NODES[THREE].number} is ignored: the node's reply is not signed by the key" in "\n".join(three.said)
+    assert f"node {NODES[THREE].number} is ignored: the node's reply is not signed for this study" in "\n".join(
+        three.said
+    )
 
 
 def test_a_node_that_was_started_again_is_called_again(tmp_path: Path) -> None:
@@ -278,6 +280,62 @@ def test_an_answer_waits_while_somebody_looks_at_the_hub(three: World) -> None:
     three.sleep = sleep  # type: ignore[method-assign]
     three.play()
     assert any(line.startswith("stored: site-1, round 1") for line in three.said)
+
+
+def test_a_second_reply_to_a_call_is_not_taken(three: World) -> None:
+    class Twice(World):
+        def arrivals(self, calls: Collection[str]) -> Iterator[Arrival]:
+            for arrival in super().arrivals(calls):
+                yield arrival
+                yield arrival
+
+    twice = Twice(three.root, three.agreed)
+    twice.play()
+    assert sum(line.startswith("stored: ") for line in twice.said) == 3
+    assert sum("has taken its parcel home" in line for line in twice.said) == 3
+
+
+def test_a_round_that_is_closed_by_hand_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    """`wardround hub step --now` beside a running conductor: it goes on with the round that is open then."""
+    by_hand = world(tmp_path, agreement("fedavg", rounds=2, quorum=2))
+
+    def step_by_hand(at: World, node: Node, call: Call) -> Reply | None:
+        hub = Parties(at.root, at.agreed).hub()
+        current = hub.standing()
+        if current.round == 0 and current.answers == 2:
+            hub.step(now=True)
+        return None if current.round == 0 else as_it_should(at, node, call)
+
+    by_hand.acts[THREE] = step_by_hand
+    by_hand.play(round_seconds=20.0)
+    closed = "round 1 was closed or opened anew by someone else; going on from there"
+    assert [line for line in by_hand.said if line.startswith("round ")] == [
+        "round 1: 0 of 3 answers are here",
+        closed,
+        "round 2: 0 of 3 answers are here",
+    ]
+    assert by_hand.said[-1] == "study tiny is over"
+    assert sum("has taken its parcel home" in line for line in by_hand.said) == 3
+
+
+def test_a_site_that_withdraws_meanwhile_counts_for_no_answer(three: World) -> None:
+    """Of three one has answered and one has left: that is not the quorum of two, and the third is waited for."""
+
+    def withdraw(at: World, node: Node, call: Call) -> None:
+        hub = Parties(at.root, at.agreed).hub()
+        if hub.standing().answers == 1 and "withdrew" not in hub.standing().sites[TWO]:
+            hub.withdraw(TWO)
+
+    def slowly(at: World, node: Node, call: Call) -> Reply | None:
+        return as_it_should(at, node, call) if at.time > 5 else None
+
+    three.acts = {TWO: withdraw, THREE: slowly}
+    three.play(round_seconds=20.0, wait_for_all=False)
+    assert [line.split(",")[0] for line in three.said if line.startswith("stored: ")] == [
+        f"stored: {ONE}",
+        f"stored: {THREE}",
+    ]
+    assert three.said[-1] == "study tiny is over"
 
 
 def test_one_conductor_at_a_time(three: World) -> None:

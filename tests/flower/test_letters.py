@@ -52,7 +52,7 @@ def test_a_parcel_travels_as_it_is() -> None:
 def test_a_reply_proves_who_gave_it() -> None:
     reply = Reply.signed(CALL, 7, KEY)
     assert reply.sender(CALL, 7) == KEY.public
-    wrong = "is not signed by the key that it names"
+    wrong = "is not signed for this study by the key that it names"
     for call, node in (
         (CALL, 8),
         (replace(CALL, nonce=b"m" * NONCE_BYTES), 7),

@@ -19,9 +19,8 @@ from wardround.errors import BadInput, RunFailed, SiteFailed
 from wardround.exchange.bundle import Bundle, Envelope
 from wardround.exchange.parcel import read_manifest
 from wardround.exchange.policy import Policy, Privacy, Refused
-from wardround.methods.registry import known, make
+from wardround.methods.registry import make
 from wardround.methods.state import State
-from wardround.privacy import plan
 from wardround.privacy.account import Account, Spent
 from wardround.privacy.features import clipped, protected
 from wardround.privacy.guard import Guard, guard_for
@@ -38,57 +37,6 @@ def guard(method: str = "fedavg", **changes: Any) -> Guard:
     found = guard_for(study, make(method, {}), data.sites[0], SECRET)
     assert found is not None
     return found
-
-
-# Before training ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("method", "changes", "message"),
-    [
-        ("fedavg", {"model": {"name": "small"}}, "DP-SGD cannot train small: batch norm .* small-gn or cnn4"),
-        ("fedisca", {"model": {"name": "small"}}, "fedisca makes images from batch-norm statistics"),
-        ("fedbn", {"model": {"name": "small"}}, "use another method than fedbn"),
-        ("fedmp", {}, "no .* can be promised for fedmp"),
-        ("fedavg", {"train": {"keep": "best"}}, "train.keep"),
-        ("fedavg", {"train": {"clip_norm": 1.0}}, "train.clip_norm"),
-        ("fedavg", {"train": {"precision": "bf16"}}, "train.precision"),
-        ("fedavg", {"train": {"checkpointing": True}}, "train.checkpointing"),
-        ("class-ensemble", {}, "class-ensemble sends label_counts, .* set privacy.counts_epsilon"),
-        ("class-ensemble", {"privacy": {"epsilon": 3.0, "counts_epsilon": 3.0}}, "noised counts alone cost"),
-        ("fedavg", {"privacy": {"epsilon": 0.001}}, "privacy.epsilon = 0.001 cannot be reached with any noise"),
-        ("fedavg", {"privacy": {"feature_noise": 1.0}}, "privacy.feature_clip, which is not set"),
-    ],
-)
-def test_what_cannot_be_kept_is_refused_by_name(method: str, changes: dict[str, Any], message: str) -> None:
-    study = tiny.study(method=method, **{**PRIVATE, **changes})
-    with pytest.raises(BadInput, match=message) as caught:
-        plan.check(study, tiny.quick(method))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("privacy", [{"counts_epsilon": 1.0}, {"epsilon": 3.0, "counts_epsilon": 1.0}])
-def test_counts_that_are_rounded_before_the_noise_are_refused(privacy: dict[str, float]) -> None:
-    """From 99 images to 100 a rounded count goes from 50 to 100, and noise for a step of one would show it."""
-    study = tiny.study(method="consult", **{**PRIVATE, "privacy": privacy})
-    with pytest.raises(BadInput, match=r'consult.counts = "binned" rounds before the noise'):
-        plan.check(study, make("consult", {"counts": "binned"}))
-    plan.check(study, make("consult", {"counts": "exact"}))
-    plan.check(study, make("consult", {"counts": "none"}))
-
-
-@pytest.mark.parametrize("method", plan.COVERED)
-def test_covered_methods_pass_and_are_known(method: str) -> None:
-    privacy = {"epsilon": 3.0, "counts_epsilon": 0.5}
-    plan.check(tiny.study(method=method, **{**PRIVATE, "privacy": privacy}), make(method, {}))
-    assert method in known()
-
-
-def test_without_privacy_nothing_is_checked_and_nobody_stands_guard() -> None:
-    data = tiny.federation()
-    study = tiny.study(data)
-    plan.check(study, make("fedmp", {}))
-    assert guard_for(study, make("fedavg", {}), data.sites[0], SECRET) is None
 
 
 # What leaves ----------------------------------------------------------------------------------------------------------
@@ -137,6 +85,12 @@ def test_the_same_answer_gets_the_same_noise_and_another_one_other_noise() -> No
     assert not torch.equal(
         out[0] - clipped(torch.full((3, 4), 1.0), 1.0), out[2] - clipped(torch.full((3, 4), 2.0), 1.0)
     )
+
+
+def test_features_under_another_name_do_not_leave_uncut() -> None:
+    protect = guard("fedmp", privacy={"feature_clip": 1.0})
+    with pytest.raises(SiteFailed, match="embeddings would leave as it is: it has no tensor 'features'"):
+        protect.outgoing(bundle({"embeddings": {"vectors": torch.full((3, 4), 5.0)}}))
 
 
 # A run ----------------------------------------------------------------------------------------------------------------

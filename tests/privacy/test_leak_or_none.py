@@ -51,6 +51,8 @@ def audited(path: Path, data: Federation, **changes: Any) -> Attack:
     ((group,),) = (audit.groups for audit in record.sites)
     (attack,) = group.attacks
     assert record.privacy["ward"].keys() == ({"epsilon", "delta"} if changes else set())
+    weak = changes.get("privacy", {}).get("delta", 0.0) >= 1 / 500
+    assert any("is not below 1/n at ward (500 training images)" in note for note in record.notes["ward"]) == weak
     return attack
 
 
@@ -61,7 +63,7 @@ def test_over_training_leaks_and_privacy_stops_it(
     assert leak.figure("auc").value is not None
     assert leak.figure("auc").value >= 0.7  # type: ignore[operator]
     monkeypatch.setattr(secrets, "keep_secret", lambda path: secrets.Secret(bytes(range(32))))
-    none = audited(tmp_path / "private", data, privacy={"epsilon": 4.0})
+    none = audited(tmp_path / "private", data, privacy={"epsilon": 4.0, "delta": 2e-3})
     assert none.figure("auc").value <= 0.55  # type: ignore[operator]
 
 

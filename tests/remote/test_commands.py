@@ -307,7 +307,9 @@ def test_one_bad_parcel_does_not_keep_the_others_out(three: Path, capsys: Captur
     assert code == 2
     assert "refused: bad-answer.parcel is not a parcel" in out
     assert re.search(r"stored: north, round 1, says [1-9][0-9,]* images, ", out)
-    assert "1 of 2 parcels refused" in err
+    assert "1 of 2 parcels refused; the others are stored" in err
+    said = refused(capsys, "hub", "collect", parcels[0], "--study", "hub/study.toml")
+    assert "1 of 1 parcels refused, and nothing is stored" in said
     assert "already here: north" in hub(capsys, "collect", "north/outbox")
 
 

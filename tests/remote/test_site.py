@@ -214,6 +214,7 @@ def test_refusals_by_name(parties: Parties, tmp_path: Path) -> None:
 
     refused(forged(study="f" * 16), "another study")
     refused(forged(TWO), "another signer")
+    refused(forged(round=2), "beyond the study")  # it has two rounds, 0 and 1
     parties.answer(ONE)
     refused(forged(round=0), "old parcel")
 

@@ -1,18 +1,15 @@
 """The report with a keyboard, a screen reader's eyes and a slider, in a real browser."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
+from browsing import DESK, PHONE, faults, opened, unfold
 from report.example import imaging_result
-from report.test_browser import DESK, PHONE, context_of
 from wardround.report import write_report
 
 pytestmark = pytest.mark.browser
-GRAVE = {"serious", "critical"}
 
 
 @pytest.fixture(scope="module")
@@ -23,25 +20,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-def faults(page: Page) -> list[tuple[str, str]]:
-    found: list[dict[str, Any]] = Axe().run(page).response["violations"]
-    return [(fault["id"], fault["nodes"][0]["html"]) for fault in found if fault["impact"] in GRAVE]
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
 def test_axe_finds_no_grave_fault(browser: Browser, whole: Path, size: tuple[int, int], scheme: str) -> None:
-    with context_of(browser, size, scheme) as context:
-        page = context.new_page()
-        page.goto(whole.as_uri())
-        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    with opened(browser, whole.as_uri(), size, scheme) as page:
+        unfold(page)
         assert faults(page) == []
 
 
 def test_axe_would_find_one(browser: Browser, whole: Path) -> None:
-    with context_of(browser, DESK) as context:
-        page = context.new_page()
-        page.goto(whole.as_uri())
+    with opened(browser, whole.as_uri(), DESK) as page:
         page.evaluate("document.querySelector('svg').removeAttribute('aria-labelledby')")
         page.evaluate("document.querySelectorAll('svg title').forEach(t => t.remove())")
         assert [name for name, _ in faults(page)] == ["svg-img-alt"]
@@ -53,9 +41,7 @@ def shown_steps(page: Page) -> list[str]:
 
 
 def test_the_slider_goes_along_the_trajectory_by_keyboard_and_by_click(browser: Browser, whole: Path) -> None:
-    with context_of(browser, PHONE) as context:
-        page = context.new_page()
-        page.goto(whole.as_uri())
+    with opened(browser, whole.as_uri(), PHONE) as page:
         assert shown_steps(page) == ["step 500"]
         slider = page.get_by_role("group", name="Steps of synthesis, fedisca")
         slider.get_by_role("radio", name="500").focus()
@@ -73,20 +59,14 @@ def test_the_slider_goes_along_the_trajectory_by_keyboard_and_by_click(browser: 
 
 
 def test_every_step_is_printed(browser: Browser, whole: Path) -> None:
-    with context_of(browser, DESK) as context:
-        page = context.new_page()
-        page.goto(whole.as_uri())
+    with opened(browser, whole.as_uri(), DESK) as page:
         page.emulate_media(media="print")
         assert len(shown_steps(page)) == 6
         assert not page.get_by_role("radio").first.is_visible()
 
 
 def test_every_link_of_the_page_leads_somewhere_and_every_fold_opens_by_click(browser: Browser, whole: Path) -> None:
-    requests: list[str] = []
-    with context_of(browser, DESK) as context:
-        page = context.new_page()
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(whole.as_uri())
+    with opened(browser, whole.as_uri(), DESK) as page:
         links = page.get_by_role("navigation").get_by_role("link")
         assert links.count() == 8
         for link in links.all():
@@ -97,4 +77,3 @@ def test_every_link_of_the_page_leads_somewhere_and_every_fold_opens_by_click(br
         for fold in page.locator("summary").all():
             fold.click()
         assert page.locator("details:not([open])").count() == 0
-    assert [url for url in requests if not url.startswith(("data:", whole.as_uri()))] == []

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Browser
 
+from browsing import DESK, PAPER, PHONE, opened, overflow, unfold
 from report.example import compare_result, imaging_result, run_result
 from wardround.report import write_report
 
 pytestmark = pytest.mark.browser
-
-PHONE, DESK = (380, 800), (1280, 900)
 
 
 @pytest.fixture(scope="module")
@@ -20,45 +19,24 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def context_of(browser: Browser, size: tuple[int, int], scheme: str = "light") -> BrowserContext:
-    viewport = {"width": size[0], "height": size[1]}
-    return browser.new_context(viewport=viewport, color_scheme=scheme)  # type: ignore[arg-type]
-
-
-def overflow(page: Page) -> int:
-    """How many pixels the document is wider than the window."""
-    return int(page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
 def test_it_opens_alone_and_fits(
     browser: Browser, report: Path, tmp_path: Path, size: tuple[int, int], scheme: str
 ) -> None:
-    requests: list[str] = []
-    complaints: list[str] = []
-    with context_of(browser, size, scheme) as context:
-        page = context.new_page()
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(report.as_uri())
+    with opened(browser, report.as_uri(), size, scheme) as page:
         assert overflow(page) <= 0
-        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        unfold(page)
         assert overflow(page) <= 0
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == {"light": "rgb(251, 251, 249)", "dark": "rgb(18, 21, 27)"}[scheme]
         picture = tmp_path / f"{size[0]}-{scheme}.png"
         page.screenshot(path=picture, full_page=True)
         assert picture.stat().st_size > 20_000
-    assert requests == [report.as_uri()]
-    assert complaints == []
 
 
 def test_details_open_and_close_by_keyboard(browser: Browser, report: Path) -> None:
-    with context_of(browser, PHONE) as context:
-        page = context.new_page()
-        page.goto(report.as_uri())
+    with opened(browser, report.as_uri(), PHONE) as page:
         summary = page.locator("summary", has_text="The numbers as a table").first
         table = page.get_by_role("table", name="Local accuracy by method")
         assert not table.is_visible()
@@ -70,9 +48,7 @@ def test_details_open_and_close_by_keyboard(browser: Browser, report: Path) -> N
 
 
 def test_the_keyboard_reaches_every_fold_and_scrolls_wide_tables(browser: Browser, report: Path) -> None:
-    with context_of(browser, PHONE) as context:
-        page = context.new_page()
-        page.goto(report.as_uri())
+    with opened(browser, report.as_uri(), PHONE) as page:
         reached = set()
         for _ in range(60):
             page.keyboard.press("Tab")
@@ -90,9 +66,7 @@ def test_the_keyboard_reaches_every_fold_and_scrolls_wide_tables(browser: Browse
 
 
 def test_every_chart_has_a_name_and_every_table_a_caption_for_a_screen_reader(browser: Browser, report: Path) -> None:
-    with context_of(browser, DESK) as context:
-        page = context.new_page()
-        page.goto(report.as_uri())
+    with opened(browser, report.as_uri(), DESK) as page:
         names = [
             "Local accuracy of fedavg at each site",
             "Label mix of each site's training images",
@@ -106,9 +80,7 @@ def test_every_chart_has_a_name_and_every_table_a_caption_for_a_screen_reader(br
 
 
 def test_chart_text_is_readable_on_a_phone(browser: Browser, report: Path) -> None:
-    with context_of(browser, PHONE) as context:
-        page = context.new_page()
-        page.goto(report.as_uri())
+    with opened(browser, report.as_uri(), PHONE) as page:
         scales = page.evaluate(
             "[...document.querySelectorAll('svg')].map(s => s.getBoundingClientRect().width / s.viewBox.baseVal.width)"
         )
@@ -116,9 +88,7 @@ def test_chart_text_is_readable_on_a_phone(browser: Browser, report: Path) -> No
 
 
 def test_it_prints_light_with_its_settings(browser: Browser, report: Path, tmp_path: Path) -> None:
-    with context_of(browser, DESK, "dark") as context:
-        page = context.new_page()
-        page.goto(report.as_uri())
+    with opened(browser, report.as_uri(), DESK, "dark") as page:
         page.emulate_media(media="print", color_scheme="dark")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert page.get_by_text("partition.alpha").bounding_box()
@@ -132,10 +102,8 @@ def test_few_and_many_sites_fit_a_phone(browser: Browser, tmp_path: Path, sites:
     result["name"] = "a-name-without-any-place-to-break-it-" * 4
     result["data"]["sites"][0]["name"] = "University-Hospital-of-a-very-long-name" * 3
     write_report(result, tmp_path / "report.html")
-    with context_of(browser, PHONE) as context:
-        page = context.new_page()
-        page.goto((tmp_path / "report.html").as_uri())
-        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    with opened(browser, (tmp_path / "report.html").as_uri(), PHONE) as page:
+        unfold(page)
         assert overflow(page) <= 0
 
 
@@ -147,14 +115,8 @@ def test_galleries_are_admitted_drawn_and_fit(
     result = imaging_result(tmp_path, clusters=4, classes=11)
     result["clusters"][0]["clusters"][0] = [f"University-Hospital-{i}" for i in range(50)]
     write_report(result, tmp_path / "report.html")
-    requests: list[str] = []
-    complaints: list[str] = []
-    with context_of(browser, size, scheme) as context:
-        page = context.new_page()
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.goto((tmp_path / "report.html").as_uri())
-        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    with opened(browser, (tmp_path / "report.html").as_uri(), size, scheme) as page:
+        unfold(page)
         for everything in page.get_by_role("radio", name="all").all():
             everything.check()
         assert overflow(page) <= 0
@@ -164,15 +126,11 @@ def test_galleries_are_admitted_drawn_and_fit(
         assert min(shown for _, shown in widths) > 56  # pixels of the images are at least two of the screen
         style = page.evaluate("getComputedStyle(document.images[0]).imageRendering")
         assert style == "pixelated"
-    assert [url for url in requests if not url.startswith("data:")] == [(tmp_path / "report.html").as_uri()]
-    assert complaints == []
 
 
 def test_a_gallery_is_named_and_scrolls_by_keyboard(browser: Browser, tmp_path: Path) -> None:
     write_report(imaging_result(tmp_path, clusters=1), tmp_path / "report.html")
-    with context_of(browser, PHONE) as context:
-        page = context.new_page()
-        page.goto((tmp_path / "report.html").as_uri())
+    with opened(browser, (tmp_path / "report.html").as_uri(), PHONE) as page:
         assert page.get_by_role("img", name="basophil, step 500").count() == 2
         assert page.get_by_role("img", name="basophil, step 1", exact=True).count() == 0
         assert page.get_by_role("img", name="Where the coordinator's time went").count() == 1
@@ -193,9 +151,7 @@ def test_every_table_of_a_dozen_methods_prints_within_the_page(browser: Browser,
     for headline in result["headlines"]:  # labels and figures as long as they come
         headline["label"] += ", mean over rounds"
     write_report(result, tmp_path / "report.html")
-    with context_of(browser, (718, 1000)) as context:
-        page = context.new_page()
-        page.goto((tmp_path / "report.html").as_uri())
+    with opened(browser, (tmp_path / "report.html").as_uri(), PAPER) as page:
         page.emulate_media(media="print")
         beyond = "[...document.querySelectorAll('table, svg, pre')].map(e => e.getBoundingClientRect().right)"
         assert max(page.evaluate(beyond)) <= 718
@@ -203,9 +159,7 @@ def test_every_table_of_a_dozen_methods_prints_within_the_page(browser: Browser,
 
 def test_galleries_print_within_the_page(browser: Browser, tmp_path: Path) -> None:
     write_report(imaging_result(tmp_path, clusters=1, classes=11), tmp_path / "report.html")
-    with context_of(browser, (718, 1000)) as context:  # the width of A4 within its margins
-        page = context.new_page()
-        page.goto((tmp_path / "report.html").as_uri())
+    with opened(browser, (tmp_path / "report.html").as_uri(), PAPER) as page:  # the width of A4 within its margins
         page.emulate_media(media="print")
         ends = page.evaluate("[...document.images].map(i => i.getBoundingClientRect().right)")
         assert max(ends) <= 718
@@ -213,7 +167,15 @@ def test_galleries_print_within_the_page(browser: Browser, tmp_path: Path) -> No
 
 def test_a_run_of_one_method_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
     write_report(run_result(), tmp_path / "report.html")
-    with context_of(browser, PHONE) as context:
-        page = context.new_page()
-        page.goto((tmp_path / "report.html").as_uri())
+    with opened(browser, (tmp_path / "report.html").as_uri(), PHONE) as page:
         assert overflow(page) <= 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["<img src='https://example.invalid/x.png'>", "<script>console.log(1)</script>", "<script>alert(1)</script>"],
+)
+def test_a_page_that_asks_or_complains_would_be_caught(browser: Browser, tmp_path: Path, body: str) -> None:
+    (tmp_path / "page.html").write_text(f"<!doctype html><title>t</title>{body}")
+    with pytest.raises(AssertionError), opened(browser, (tmp_path / "page.html").as_uri()):
+        pass

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
+from browsing import DESK, PAPER, PHONE, faults, opened, overflow, unfold
 from report.example import imaging_result
-from report.test_access import faults, shown_steps
-from report.test_browser import DESK, PHONE, context_of, overflow
+from report.test_access import shown_steps
 from report.test_real import REAL, WARNING
 from wardround.report import render
 
@@ -29,27 +29,17 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_fits_asks_for_nothing_and_has_no_grave_fault(
     browser: Browser, page_file: Path, size: tuple[int, int], scheme: str
 ) -> None:
-    requests: list[str] = []
-    complaints: list[str] = []
-    with context_of(browser, size, scheme) as context:
-        page = context.new_page()
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("console", lambda message: complaints.append(message.text))
-        page.goto(page_file.as_uri())
-        page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    with opened(browser, page_file.as_uri(), size, scheme) as page:
+        unfold(page)
         assert overflow(page) <= 0
         banner = page.get_by_role("region", name=WARNING).bounding_box()
         assert banner is not None
         assert banner["y"] + banner["height"] < size[1]  # on the first screen
-        assert [url for url in requests if not url.startswith("data:")] == [page_file.as_uri()]
-        assert complaints == []
         assert faults(page) == []
 
 
 def test_real_rows_stay_beside_every_step(browser: Browser, page_file: Path) -> None:
-    with context_of(browser, PHONE) as context:
-        page = context.new_page()
-        page.goto(page_file.as_uri())
+    with opened(browser, page_file.as_uri(), PHONE) as page:
         slider = page.get_by_role("group", name="Steps of synthesis, fedisca")
         assert shown_steps(page) == ["step 500", *ROWS]
         slider.get_by_text("201").click()
@@ -59,9 +49,7 @@ def test_real_rows_stay_beside_every_step(browser: Browser, page_file: Path) -> 
 
 
 def test_the_warning_and_the_real_rows_are_printed(browser: Browser, page_file: Path) -> None:
-    with context_of(browser, (718, 1000)) as context:
-        page = context.new_page()
-        page.goto(page_file.as_uri())
+    with opened(browser, page_file.as_uri(), PAPER) as page:
         page.emulate_media(media="print")
         assert page.get_by_role("heading", name=WARNING).is_visible()
         assert shown_steps(page) == [*STEPS, *ROWS]

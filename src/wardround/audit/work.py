@@ -30,6 +30,7 @@ from wardround.audit.target import Target
 from wardround.errors import BadInput
 from wardround.files import disk_errors, write_atomically
 from wardround.learn.device import Device, one_thread_per_worker
+from wardround.privacy.account import delta_notes
 from wardround.progress import Silent
 from wardround.record.rundir import lock_directory
 from wardround.tensorfile import Groups
@@ -86,7 +87,7 @@ def work(
             attacker = Attacker(target, seed, effort, device, progress)
             found = _attacked(attacker, attacks, store, pictures)
             audits.append(found)
-            notes[target.name] = (*target.notes, *_not_judged(attacker, attacks))
+            notes[target.name] = (*target.notes, *_weak_promise(target), *_not_judged(attacker, attacks))
             privacy[target.name] = dict(target.privacy)
         record = AuditRecord(
             SCHEMA, __version__, source, asdict(effort), tuple(audits), averaged(audits), notes, privacy
@@ -122,6 +123,11 @@ def _attacked(attacker: Attacker, attacks: Sequence[str], store: PartStore, pict
 def _key(attacker: Attacker, job: Job) -> str:
     facts = [attacker.target.sha256, job.group, job.name, attacker.seed, asdict(attacker.effort), __version__]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _weak_promise(target: Target) -> list[str]:
+    delta = target.privacy.get("delta")
+    return [] if delta is None else delta_notes(delta, {target.name: len(target.site.train)})
 
 
 def _not_judged(attacker: Attacker, attacks: Sequence[str]) -> list[str]:

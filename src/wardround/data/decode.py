@@ -43,6 +43,8 @@ def decode_whole(path: Path, rule: SliceRule | None = None) -> Decoded:
     """The pictures in a file, whole."""
     if not path.exists():
         raise BadInput(f"{path} does not exist; correct the path or leave the line out")
+    if not (path.is_file() or path.is_dir()):
+        raise BadInput(f"{path} is a pipe or a device, which has no end; move it out")
     if is_volume(path):
         volume = _series(path) if path.is_dir() else nifti.read_nifti(path)
         return Decoded(_slices(path, volume, rule), volume.values.dtype.itemsize * 8)

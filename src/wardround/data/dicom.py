@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wardround.data.dicom_grey import GREY_TAGS, as_picture, counted, rescaled, shown
+from wardround.data.dicom_grey import FLOATS, GREY_TAGS, as_picture, counted, has_floats, rescaled, shown
 from wardround.data.greys import Pixels, Values
 from wardround.data.slices import EXAMPLES, SliceRule, Volume
 from wardround.errors import BadInput
@@ -33,8 +33,8 @@ MOST_SERIES = 2**27  # of all slices of a series together: 512 slices of 512 x 5
 DEFLATED = b"1.2.840.10008.1.2.1.99"
 PIXEL_TAGS = (
     "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated", "BitsStored", "HighBit",
-    "PixelRepresentation", "PlanarConfiguration", "NumberOfFrames", "PixelData", "ExtendedOffsetTable",
-    "ExtendedOffsetTableLengths",
+    "PixelRepresentation", "PlanarConfiguration", "NumberOfFrames", "PixelData", *FLOATS,
+    "ExtendedOffsetTable", "ExtendedOffsetTableLengths",
 )  # fmt: skip
 PLACE_TAGS = ("SeriesInstanceUID", "ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "InstanceNumber")
 # Which packages decode what pydicom and Pillow do not, by the end of the transfer syntax's number.
@@ -48,8 +48,10 @@ _KEY = secrets.token_bytes(32)
 
 
 def is_dicom(path: Path) -> bool:
-    """By the mark behind the first 128 bytes, since many DICOM files have no suffix."""
+    """By the mark behind the first 128 bytes, since many DICOM files have no suffix; a pipe is not waited for."""
     try:
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             return file.read(132)[128:] == b"DICM"
     except OSError:
@@ -69,7 +71,7 @@ def read_dicom(path: Path, rule: SliceRule | None) -> tuple[list[Pixels], int]:
         raise BadInput(f"{path} is one file, whose frames are used as stored; leave {rule.plane!r} out of the rule")
     chosen = rule.chosen(frames) if rule is not None else range(1)
     pictures = [_guarded(path, as_picture, _pixels(path, found, frame), found, frame) for frame in chosen]
-    return pictures, _whole(path, found, "BitsStored")
+    return pictures, _whole(path, found, "BitsAllocated" if has_floats(found) else "BitsStored")
 
 
 def read_series(path: Path, files: Sequence[Path]) -> Volume:
@@ -160,7 +162,7 @@ def _pixels(path: Path, found: Dataset, frame: int) -> Values:
     from pydicom.pixels.decoders.base import get_decoder
     from pydicom.pixels.utils import pixel_array
 
-    if "PixelData" not in found:
+    if "PixelData" not in found and not has_floats(found):
         raise BadInput(f"{path} holds no picture (a report, a plan or a structure set?); move it out")
     if _whole(path, found, "Rows") * _whole(path, found, "Columns") > MOST_PIXELS:
         raise BadInput(f"{path} announces far too many pixels; store a smaller picture")

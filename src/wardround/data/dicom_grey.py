@@ -2,8 +2,9 @@
 
 Stored values are first rescaled (modality), then shown through the file's own lookup table or, without one, its first
 window. A file without either is stretched between percentiles (see `greys`), pixels that only pad left out; plain 8-bit
-values stay as they are. MONOCHROME1 shows low values bright, so it is inverted at the end. An enhanced file may say all
-this for each frame.
+values stay as they are. Of floating-point pixels, as parametric maps have them, a linear window is taken as an exact
+one: there are no whole values to count. MONOCHROME1 shows low values bright, so it is inverted at the end. An enhanced
+file may say all this for each frame.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
 Counted = NDArray[np.bool_] | None
 GREY_TAGS = (
     "RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "VOILUTSequence", "WindowCenter", "WindowWidth",
-    "VOILUTFunction", "PixelPaddingValue", "PixelPaddingRangeLimit", "RedPaletteColorLookupTableDescriptor",
+    "VOILUTFunction", "PixelPaddingValue", "PixelPaddingRangeLimit", "FloatPixelPaddingValue",
+    "FloatPixelPaddingRangeLimit", "DoubleFloatPixelPaddingValue", "DoubleFloatPixelPaddingRangeLimit",
+    "RedPaletteColorLookupTableDescriptor",
     "GreenPaletteColorLookupTableDescriptor", "BluePaletteColorLookupTableDescriptor",
     "RedPaletteColorLookupTableData", "GreenPaletteColorLookupTableData", "BluePaletteColorLookupTableData",
     "SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence",
 )  # fmt: skip
+FLOATS = {"FloatPixelData": "Float", "DoubleFloatPixelData": "DoubleFloat"}  # the pixels, and how their padding begins
 
 
 def as_picture(stored: Values, found: Dataset, frame: int) -> Pixels:
@@ -46,7 +50,7 @@ def shown(values: Values, counted: Counted, found: Dataset, frame: int) -> Pixel
     if voi.get("VOILUTSequence"):
         table = voi.VOILUTSequence[0]
         grey = between(_looked_up(np.rint(values), table, found), 0, 2 ** int(table.LUTDescriptor[2]) - 1)
-    elif (window := _window(voi)) is not None and window.is_usable:
+    elif (window := _window(voi, has_floats(found))) is not None and window.is_usable:
         grey = window.grey(values)
     elif values.dtype == np.uint8 and found.BitsStored == 8:
         grey = values.copy()
@@ -81,12 +85,18 @@ def _group(found: Dataset, frame: int, name: str) -> Dataset:
     return found
 
 
-def _window(voi: Dataset) -> Window | None:
-    """The first window, if there is one."""
+def has_floats(found: Dataset) -> bool:
+    """Whether the stored values are floating-point numbers."""
+    return any(tag in found for tag in FLOATS)
+
+
+def _window(voi: Dataset, exact: bool) -> Window | None:
+    """The first window, if there is one; `exact`: a linear one reaches to both its ends."""
     centre, width = (_first(voi.get(tag)) for tag in ("WindowCenter", "WindowWidth"))
     if centre is None or width is None:
         return None
-    return Window(float(centre), float(width), str(voi.get("VOILUTFunction") or "LINEAR"))
+    function = str(voi.get("VOILUTFunction") or "LINEAR")
+    return Window(float(centre), float(width), "LINEAR_EXACT" if exact and function == "LINEAR" else function)
 
 
 def _first(value: Any) -> Any:
@@ -95,10 +105,12 @@ def _first(value: Any) -> Any:
 
 def counted(stored: Values, found: Dataset) -> Counted:
     """Which pixels show something: all but those with the padding value, or between it and its limit."""
-    padding, limit = found.get("PixelPaddingValue"), found.get("PixelPaddingRangeLimit")
-    if padding is None:
+    kind = next((kind for tag, kind in FLOATS.items() if tag in found), "")
+    padding, limit = found.get(f"{kind}PixelPaddingValue"), found.get(f"{kind}PixelPaddingRangeLimit")
+    if padding is None or np.isnan(padding):  # what is no number never counts
         return None
-    low, high = sorted((int(padding), int(padding if limit is None else limit)))
+    number = float if kind else int
+    low, high = sorted((number(padding), number(padding if limit is None else limit)))
     return (stored < low) | (stored > high)
 
 

@@ -184,6 +184,8 @@ def _arrays(path: Path) -> Parts:
     """The arrays of this layout that the file holds; other arrays in it are not read."""
     if not path.exists():
         raise BadInput(f"{path} does not exist: {_how_to_get(path)}")
+    if not (path.is_file() or path.is_dir()):
+        raise BadInput(f"{path} is a pipe or a device, which has no end; give a plain file")
     kinds = ("images", "labels", *SITE_KEYS, *GROUP_KEYS)
     wanted = [f"{part}_{kind}" for part in PARTS for kind in kinds]
     try:

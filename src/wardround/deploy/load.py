@@ -86,6 +86,8 @@ def _check_against_card(card_file: Path, name: str, data: bytes) -> None:
 
 
 def _bytes(file: Path) -> bytes:
+    if file.exists() and not file.is_file():  # a pipe would be waited for without end
+        raise BadInput(f"{file} is not a plain file; give the folder of an export, its {MODEL} or its {ONNX}")
     try:
         return file.read_bytes()
     except OSError as error:

@@ -52,6 +52,7 @@ class Pictures:
                 yield self._seen_or_failed(str(file), file)
                 continue
             try:
+                _refuse_unless_plain(file)
                 stacks = _stacks(file)
             except BadInput as error:
                 yield Failure(str(file), str(error))
@@ -122,11 +123,16 @@ def _below(folder: Path, seen: set[Path]) -> Iterator[Path]:
 
 
 def _decoded(file: Path) -> Pixels:
-    if not file.is_file():
-        raise BadInput(f"{file} is not a file; name a picture, a folder or an .npz file")
+    _refuse_unless_plain(file)
     if is_volume(file):
         raise BadInput(f"{file} is a volume; a model judges pictures: export the slice that counts")
     return decode(file)[0]
+
+
+def _refuse_unless_plain(file: Path) -> None:
+    """A pipe would be waited for without end."""
+    if not file.is_file():
+        raise BadInput(f"{file} is not a file; name a picture, a folder or an .npz file")
 
 
 def _stacks(file: Path) -> dict[str, Pixels]:

@@ -41,6 +41,11 @@ LARGEST = 4 * 2**30 - 2**24  # bytes of a file: what fits on a stick with the fi
 
 _SENDER = re.compile(f'"sender":"({FINGERPRINT.pattern})"'.encode())
 _COMPRESSED = (b"\x1f\x8b", b"PK", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf")
+_TOO_LARGE_HERE = "; lower the learning rate (train.lr)"
+_TOO_LARGE_SENT = (
+    "; an answer of this round has numbers far too large: ask the sites for their losses, and take one out with: "
+    "wardround hub withdraw"
+)
 _ASK = "; ask its sender for a correct parcel"
 _NONE: Mapping[str, float] = MappingProxyType({})
 
@@ -57,7 +62,7 @@ def write_parcel(
 ) -> Manifest:
     """Sign a bundle into a file, whole or not at all; the same bytes for the same arguments."""
     body = bundle.to_bytes()
-    with _refusing("no parcel is written", "; lower the learning rate (train.lr)"):
+    with _refusing("no parcel is written", _TOO_LARGE_HERE if bundle.envelope.kind == "answer" else _TOO_LARGE_SENT):
         refuse_impossible(bundle)
     manifest = Manifest(
         **asdict(bundle.envelope),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal
@@ -111,6 +111,20 @@ def _divergences(noise: float, rate: float) -> NDArray[np.float64]:
 def rate_and_steps(images: int, batch: int, epochs: int) -> tuple[float, int]:
     """The sampling rate whose mean batch is `batch`, and as many steps as ordinary training takes."""
     return min(1.0, batch / images), epochs * math.ceil(images / batch)
+
+
+def delta_notes(delta: float, images: Mapping[str, int]) -> list[str]:
+    """What whoever reads ε must know of a δ that is too large for a site's number of training images; else nothing.
+
+    To publish one of n images, drawn by lot, is (0, 1/n)-differentially private: from 1/n on, δ allows just that.
+    """
+    weak = [f"{site} ({n:,} training images)" for site, n in images.items() if n and delta >= 1 / n]
+    if not weak:
+        return []
+    return [
+        f"privacy.delta = {delta:g} is not below 1/n at {', '.join(weak)}: whatever ε is, to publish one image, drawn "
+        "by lot, would keep such a promise; set privacy.delta far below 1/n"
+    ]
 
 
 def of_rows(delta: float, rows: Iterable[SpentRow]) -> Account:

@@ -25,14 +25,13 @@ from wardround.privacy.account import Account, Spent, SpentRow, noise_for, of_ro
 from wardround.privacy.counts import binned, noised
 from wardround.privacy.dpsgd import Mechanism, cost, train_private
 from wardround.privacy.features import protected
-from wardround.privacy.plan import count_tables, is_on, trains_privately
+from wardround.privacy.plan import OF_FEATURES, count_tables, is_on, trains_privately
 from wardround.privacy.secret import Secret
 from wardround.progress import NO_PROGRESS, Silent
 from wardround.study import Study
 
 T = TypeVar("T")
 ROUNDING = 1e-9
-OF_FEATURES = {"embeddings": "features", "prototypes": "means"}  # group: the tensor of feature vectors in it
 
 
 @dataclass
@@ -113,10 +112,15 @@ class Guard:
         groups = {name: dict(tensors) for name, tensors in bundle.groups.items()}
         if privacy.feature_clip is not None:
             for group, name in OF_FEATURES.items():
-                if name in groups.get(group, {}):
-                    draw = self.secret.numpy(f"features|{bundle.sha256()}|{group}", self.site, round)
-                    rows = groups[group][name]
-                    groups[group][name] = protected(rows, privacy.feature_clip, privacy.feature_noise, draw)
+                if group not in groups:
+                    continue
+                if name not in groups[group]:
+                    raise SiteFailed(
+                        f"{group} would leave as it is: it has no tensor {name!r} for privacy.feature_clip"
+                    )
+                draw = self.secret.numpy(f"features|{bundle.sha256()}|{group}", self.site, round)
+                rows = groups[group][name]
+                groups[group][name] = protected(rows, privacy.feature_clip, privacy.feature_noise, draw)
         if privacy.counts_epsilon is not None and LABEL_COUNTS in groups:
             for name, counts in groups[LABEL_COUNTS].items():
                 draw = self.secret.numpy(f"counts|{bundle.sha256()}|{name}", self.site, round)

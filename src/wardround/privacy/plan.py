@@ -2,11 +2,13 @@
 
 (ε, δ) is promised only where everything that leaves a site has gone through DP-SGD, or through noise of its own. So it
 is promised by method, for those that touch images in training and nowhere else: a method that also sends class means,
-or weighs models on its images, would leak beside the noise.
+or weighs models on its images, would leak beside the noise. A setting that would change nothing of what a method sends
+is refused, too: whoever set it would believe to be protected.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from wardround.errors import BadInput
@@ -25,6 +27,9 @@ COVERED = (
     *("ensemble", "confidence-ensemble", "class-ensemble", "consult"),
 )
 
+OF_FEATURES: Mapping[str, str] = {"embeddings": "features", "prototypes": "means"}  # group: its tensor of features
+LABELLED = ("embeddings", "images")  # groups with the label of every image: whoever has them can count
+
 
 def trains_privately(settings: PrivacySettings) -> bool:
     """Whether sites train by DP-SGD."""
@@ -39,10 +44,19 @@ def is_on(settings: PrivacySettings) -> bool:
 def count_tables(study: Study, method: Method) -> int:
     """How many tables of label counts a site sends at most."""
     privacy = study.settings.privacy
-    if privacy.counts_epsilon is None or not study.sites:
+    if privacy.counts_epsilon is None:
         return 0
-    sent = [group.name for group in method.payload(study, study.sites[0]).up]
-    return method.rounds(study) if LABEL_COUNTS in sent else 0
+    return method.rounds(study) if LABEL_COUNTS in _sent(study, method) else 0
+
+
+def agreed_promise(settings: PrivacySettings) -> dict[str, float] | None:
+    """(ε, δ) that a study promises by its settings alone, nothing where it promises none.
+
+    None: it sets noise and no ε, so what it promises also depends on how many images a site has.
+    """
+    if settings.epsilon is not None:
+        return {"epsilon": settings.epsilon, "delta": settings.delta}
+    return None if trains_privately(settings) else {}
 
 
 def check(study: Study, method: Method) -> None:
@@ -50,6 +64,10 @@ def check(study: Study, method: Method) -> None:
     privacy = study.settings.privacy
     if privacy.feature_noise and privacy.feature_clip is None:
         raise BadInput("privacy.feature_noise is measured by privacy.feature_clip, which is not set; set it, too")
+    _refuse_what_needs_dpsgd(privacy)
+    sent = _sent(study, method)
+    _refuse_features_that_stay(privacy, method, sent)
+    _refuse_counts_that_stay_or_show(privacy, method, sent)
     _refuse_rounded_counts(privacy, method)
     if not trains_privately(privacy):
         return
@@ -80,6 +98,47 @@ def check(study: Study, method: Method) -> None:
             f"privacy.epsilon = {privacy.epsilon:g} cannot be reached with any noise: training costs more than "
             f"{least:.2g}, by the bound that is used here; raise it"
         )
+
+
+def _refuse_what_needs_dpsgd(privacy: PrivacySettings) -> None:
+    usual = PrivacySettings()
+    for name in () if trains_privately(privacy) else ("clip", "delta"):
+        if getattr(privacy, name) != getattr(usual, name):
+            raise BadInput(
+                f"privacy.{name} belongs to DP-SGD, which is off, so nothing would be protected by it; set "
+                "privacy.epsilon or privacy.noise, too, or leave it out"
+            )
+
+
+def _sent(study: Study, method: Method) -> tuple[str, ...]:
+    """The groups that the method declares to send up from any site, in the order of the declarations."""
+    return tuple(dict.fromkeys(group.name for site in study.sites for group in method.payload(study, site).up))
+
+
+def _refuse_features_that_stay(privacy: PrivacySettings, method: Method, sent: Collection[str]) -> None:
+    """Where nothing at all is sent, all stays, as whoever set it wants; so bars such as `local` can be compared."""
+    if privacy.feature_clip is not None and sent and not set(sent) & OF_FEATURES.keys():
+        name = "privacy.feature_clip and privacy.feature_noise" if privacy.feature_noise else "privacy.feature_clip"
+        raise _useless(name, method, " and ".join(OF_FEATURES), sent)
+
+
+def _refuse_counts_that_stay_or_show(privacy: PrivacySettings, method: Method, sent: Collection[str]) -> None:
+    if privacy.counts_epsilon is None or not sent:
+        return
+    if LABEL_COUNTS not in sent:
+        raise _useless("privacy.counts_epsilon", method, LABEL_COUNTS, sent)
+    if labelled := [name for name in LABELLED if name in sent]:
+        raise BadInput(
+            f"privacy.counts_epsilon would hide nothing with {method.name}, which also sends {labelled[0]} with the "
+            "label of every image, so that anyone can count them; leave it out, or use another method"
+        )
+
+
+def _useless(setting: str, method: Method, noised: str, sent: Collection[str]) -> BadInput:
+    return BadInput(
+        f"{setting} would protect nothing with {method.name}: it changes {noised}, and {method.name} sends "
+        f"{', '.join(sent)}; leave it out, or use another method"
+    )
 
 
 def _refuse_rounded_counts(privacy: PrivacySettings, method: Method) -> None:

@@ -106,9 +106,13 @@ def key_text(given: str) -> str:
     return PublicKey.parse(given).text()
 
 
-def contents(manifest: Manifest) -> Iterable[str]:
-    """What is in a parcel: where it belongs, every group of tensors, every figure."""
+def contents(manifest: Manifest, images: int | None = None) -> Iterable[str]:
+    """What is in a parcel: where it belongs, every group of tensors, every figure.
+
+    `images` is how many it was trained on, where that is known: it tells what δ is worth.
+    """
     from wardround.exchange.manifest import tensor_bytes
+    from wardround.privacy.account import delta_notes
     from wardround.show import size
 
     yield f"  {manifest.kind} of {manifest.site}, round {manifest.round + 1}, method {manifest.method}"
@@ -121,6 +125,8 @@ def contents(manifest: Manifest) -> Iterable[str]:
         yield "  no tensors"
     for name, value in sorted(manifest.privacy.items()):
         yield f"  privacy spent so far: {name} = {value:g}"
+    if images is not None and "delta" in manifest.privacy:
+        yield from (f"  note: {text}" for text in delta_notes(manifest.privacy["delta"], {manifest.site: images}))
     for name, value in sorted(manifest.metrics.items()):
         yield f"  figure {name} = {value:g}"
     if not manifest.metrics:

@@ -45,7 +45,8 @@ def collect(
         say(*(f"  figure {name} = {value:g}" for name, value in sorted(receipt.metrics.items()) if is_new))
     _show(hub)
     if refused:
-        raise BadInput(f"{refused} of {len(files)} parcels refused; the others are stored")
+        rest = "; the others are stored" if refused < len(files) else ", and nothing is stored"
+        raise BadInput(f"{refused} of {len(files)} parcels refused{rest}")
 
 
 @app.command("status")

@@ -71,6 +71,7 @@ def inspect(
 ) -> None:
     """Show everything that is in PARCEL, and check it: signature, hash, what the method declares, every number."""
     from wardround.agreement import COORDINATOR
+    from wardround.exchange.bundle import SIZE
     from wardround.exchange.parcel import read_manifest, read_parcel
     from wardround.remote.rules import refusal
 
@@ -85,8 +86,9 @@ def inspect(
             "another study", f"the parcel belongs to study {manifest.study}, and this is {agreement.id}; use --study"
         )
     payload = agreement.method().payload(agreement.study(), manifest.site)
-    read_parcel(parcel, trust.now(sender), payload, manifest.envelope)
-    say(f"{parcel}, verified:", *contents(manifest))
+    _, bundle = read_parcel(parcel, trust.now(sender), payload, manifest.envelope)
+    images = bundle.group(SIZE).get("images")
+    say(f"{parcel}, verified:", *contents(manifest, None if images is None else int(images)))
     if tensors:
         for group_name, table in sorted(manifest.groups.items()):
             for name, (shape, dtype) in sorted(table.items()):
@@ -130,6 +132,7 @@ def policy(study: StudyOption = STUDY, file: PolicyFile = None) -> None:
     from wardround.agreement import COORDINATOR
     from wardround.exchange.policy import default_policy_text, read_policy
     from wardround.files import disk_errors, write_atomically
+    from wardround.privacy.plan import agreed_promise
 
     path = file or study.with_name(POLICY)
     if not os.path.lexists(path):
@@ -143,9 +146,10 @@ def policy(study: StudyOption = STUDY, file: PolicyFile = None) -> None:
         trust = read_study(study)
         agreed, method = trust.agreement.study(), trust.agreement.method()
         coordinator = trust.key_of(COORDINATOR).fingerprint
+        promised = agreed_promise(agreed.settings.privacy)
         stay: dict[str, str] = {}
         for site in agreed.sites:
-            stay |= rules.check_plan(agreed, method, method.payload(agreed, site), coordinator, None)
+            stay |= rules.check_plan(agreed, method, method.payload(agreed, site), coordinator, None, promised)
         say(f"It lets study {trust.agreement.name} pass; what would really leave is checked again.")
         say(*(f"Without {name}, which the study can do without: {reason}." for name, reason in sorted(stay.items())))
 

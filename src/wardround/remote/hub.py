@@ -24,12 +24,13 @@ from wardround.learn.device import Device, one_thread_per_worker
 from wardround.methods.state import State
 from wardround.progress import NO_PROGRESS, Silent
 from wardround.record.absorbing import Pace, last_state
+from wardround.remote.admission import admit_upload
 from wardround.remote.hubrecord import HubRecord, Receipt, Round
 from wardround.remote.register import Register, hand_out, utc_now
 from wardround.remote.resign import under_this_key
 from wardround.remote.rules import refusal
 from wardround.remote.standing import Standing, standing
-from wardround.remote.trust import Trust, refuse_other_version
+from wardround.remote.trust import Trust
 from wardround.remote.workplace import Workplace
 
 SENT: tuple[Kind, ...] = ("request", "delivery")
@@ -74,7 +75,9 @@ class Hub:
                     self.trust.check_sender(manifest.site, manifest.sender)
                     check_whole(parcel, signers)
                     return receipt, False
-            current = self._refuse_unfit(record, manifest, replace)
+            current, note = admit_upload(manifest, record, self.trust, replace)
+            if note:
+                self.progress.say(f"note: {note}")
             receipt = self._receipt(manifest)
             stored = self.register.path(receipt.file)
             with disk_errors(self.register.folder):
@@ -90,51 +93,6 @@ class Hub:
             current = current.model_copy(update={"received": dict(sorted(received.items()))})
             self._commit(record.model_copy(update={"current": current, "absorbing": ""}))
         return receipt, True
-
-    def _refuse_unfit(self, record: HubRecord, manifest: Manifest, replace: bool) -> Round:
-        """Every rule an upload must pass beyond its signature; the round that it belongs to."""
-        site, number, current = manifest.site, manifest.round, record.current
-        if manifest.study != self.study.id:
-            raise refusal(
-                "another study",
-                f"the parcel belongs to study {manifest.study}, and this is {self.study.id}; send the "
-                "site the study file that holds",
-            )
-        if manifest.kind != "answer":
-            raise refusal("wrong way", f"this parcel is a {manifest.kind} for {site}; give it to the site")
-        if site not in self.agreement.sites:
-            raise refusal("another study", f"{site} is no site of study {self.agreement.name}; check the study file")
-        self.trust.check_sender(site, manifest.sender)
-        if note := refuse_other_version(manifest.program, site):
-            self.progress.say(f"note: {note}")
-        if site in record.withdrawn:
-            raise refusal("withdrawn", f"{site} withdrew on {record.withdrawn[site]}; nothing of it is taken any more")
-        if current is None or number < current.number:
-            raise refusal(
-                "late parcel",
-                f"round {number + 1} is closed; where it is the last one that was closed, it can be "
-                "opened again with: wardround hub reopen",
-            )
-        if number > current.number:
-            raise refusal(
-                "early parcel",
-                f"it is of round {number + 1}, and round {current.number + 1} is open; keep it until then",
-            )
-        if site not in current.asked:
-            raise refusal("not asked", f"round {number + 1} does not ask {site}; wait for the next round")
-        if manifest.answers != current.asked[site]:
-            raise refusal(
-                "stale answer",
-                f"{site} answered another request of round {number + 1} than the one that holds; have it "
-                "receive the parcel in the outbox and train again",
-            )
-        if site in current.received and not replace:
-            raise refusal(
-                "second answer",
-                f"{site} has answered round {number + 1} otherwise; where it asks for that, collect "
-                "this parcel with --replace",
-            )
-        return current
 
     def _receipt(self, manifest: Manifest) -> Receipt:
         return Receipt(

@@ -17,6 +17,7 @@ RULES = {
     "withdrawn": "the site has withdrawn from the study",
     "late parcel": "its round is closed",
     "early parcel": "its round is not open yet",
+    "beyond the study": "it asks a site for a round beyond those that the study has",
     "old parcel": "the site has answered a later round already, or has a parcel that was made later",
     "not asked": "the round does not ask this site",
     "stale answer": "it answers a request that was replaced when a round was done again",

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import Field
 from torch import Tensor
 
 from wardround.agreement import COORDINATOR, Agreement
@@ -36,54 +35,20 @@ from wardround.learn.predictor import Predictor
 from wardround.measure import Tally, tally
 from wardround.methods.base import Answer
 from wardround.methods.state import State
-from wardround.privacy.account import SpentRow
+from wardround.privacy.account import SpentRow, delta_notes
 from wardround.privacy.guard import Guard, guard_for
 from wardround.privacy.plan import is_on
 from wardround.privacy.secret import FILE, keep_secret
 from wardround.progress import NO_PROGRESS, Silent
-from wardround.remote.register import Register, Valid, hand_out, take_back, utc_now
+from wardround.remote.admission import admit_parcel
+from wardround.remote.deskrecord import Answered, Arrived, DeskRecord
+from wardround.remote.register import Register, hand_out, take_back, utc_now
 from wardround.remote.resign import under_this_key
 from wardround.remote.rules import refusal
-from wardround.remote.trust import Trust, refuse_other_version
+from wardround.remote.trust import Trust
 from wardround.remote.workplace import Workplace
-from wardround.settings import Frozen
 
-SECONDS = len("2026-01-01T00:00:00")  # of a manifest's `made`, which is always in UTC
 ROUNDS_KEPT = 2  # the last answer, and the memory it began from, in case the coordinator redoes the round
-
-
-class Arrived(Frozen):
-    """A parcel that came in: a request or a delivery."""
-
-    round: int
-    sha256: str
-    file: str
-
-
-class Answered(Frozen):
-    """One answer, and the site's memory after it. `request` is the hash of what it answers, empty in round 0."""
-
-    round: int
-    request: str
-    parcel: str
-    memory: str
-
-
-class DeskRecord(Valid):
-    """What counts at this desk."""
-
-    study: str
-    site: str
-    request: Arrived | None = None
-    delivery: Arrived | None = None
-    answered: tuple[Answered, ...] = ()
-    sent: dict[int, int] = Field(default_factory=dict)  # bytes that have left, by round
-    spent: tuple[SpentRow, ...] = ()  # of differential privacy, by all that has left
-
-    def files(self) -> set[str]:
-        """The files that this record needs."""
-        arrived = {parcel.file for parcel in (self.request, self.delivery) if parcel is not None}
-        return arrived | {file for answer in self.answered for file in (answer.parcel, answer.memory)}
 
 
 @dataclass(frozen=True)
@@ -151,6 +116,8 @@ class SiteDesk:
         spent = list(record.spent)
         guard = self._guard(site, spent)
         promised = guard.promised() if guard is not None else {}
+        for note in delta_notes(promised["delta"], {self.name: len(site.train)}) if promised else []:
+            self._note(note)
         gate.before(self.study, self.method, self.payload, self.trust.key_of(COORDINATOR).fingerprint, promised)
         for before in record.answered:
             if (before.round, before.request) == (round, sha256):
@@ -277,7 +244,9 @@ class SiteDesk:
         with self.register.held():
             record = self._record()
             manifest = read_manifest(parcel, signers)
-            self._refuse_unfit(record, manifest)
+            rounds = self.method.rounds(self.study)
+            if note := admit_parcel(manifest, record, self.trust, rounds, self._made):
+                self._note(note)
             arrived = Arrived(
                 round=manifest.round, sha256=manifest.sha256, file=f"{manifest.kind}-{manifest.id}.parcel"
             )
@@ -330,38 +299,6 @@ class SiteDesk:
         self.workplace.clear()
         return exported
 
-    def _refuse_unfit(self, record: DeskRecord, manifest: Manifest) -> None:
-        if manifest.kind == "answer":
-            raise refusal(
-                "wrong way",
-                "this parcel is a site's answer; it goes to the coordinator, who runs: wardround hub collect",
-            )
-        if manifest.study != self.study.id:
-            raise refusal(
-                "another study",
-                f"the parcel belongs to study {manifest.study}, and this is {self.study.id}; ask the "
-                "coordinator which study file holds",
-            )
-        self.trust.check_sender(COORDINATOR, manifest.sender)
-        if note := refuse_other_version(manifest.program, "the coordinator"):
-            self._note(note)
-        if manifest.site != self.name:
-            raise refusal("another site", f"the parcel is for {manifest.site}, and this is {self.name}; take your own")
-        latest = max((answer.round for answer in record.answered), default=0)
-        if manifest.round < latest:
-            raise refusal(
-                "old parcel",
-                f"it belongs to round {manifest.round + 1}, and round {latest + 1} was answered here; "
-                "ask the coordinator for the latest",
-            )
-        here = record.request if manifest.kind == "request" else record.delivery
-        if here is not None and here.round == manifest.round and self._made(here) > manifest.made[:SECONDS]:
-            raise refusal(
-                "old parcel",
-                f"the {manifest.kind} of round {manifest.round + 1} that is here was made later; ask the coordinator "
-                "which one holds",
-            )
-
     # Services ---------------------------------------------------------------------------------------------------------
 
     def _record(self) -> DeskRecord:
@@ -380,8 +317,8 @@ class SiteDesk:
         return read_parcel(path, self.trust.now(COORDINATOR), self.payload, envelope, called=called)[1]
 
     def _made(self, arrived: Arrived) -> str:
-        """When a parcel that is here was made, to the second."""
-        return read_manifest(self.register.path(arrived.file), self.trust.signers(COORDINATOR)).made[:SECONDS]
+        """When a parcel that is here was made."""
+        return read_manifest(self.register.path(arrived.file), self.trust.signers(COORDINATOR)).made
 
     def _envelope(self, kind: Kind, round: int) -> Envelope:
         return Envelope(kind, self.study.id, self.study.settings.method, self.name, round)

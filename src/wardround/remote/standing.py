@@ -42,12 +42,17 @@ def standing(record: HubRecord, agreement: Agreement, time: str, hurry: bool) ->
         **{site: _word(current.received.get(site)) for site in current.asked},
         **withdrawn,
     }
-    asked = len(current.asked)
-    needed = asked if agreement.quorum is None else min(agreement.quorum, asked)
+    needed = answers_needed(current, agreement)
     last_day = _last_day(agreement.deadline, current.since)
     is_late = last_day is not None and datetime.datetime.fromisoformat(time).date() > last_day
     reason = _reason_to_wait(current, needed, last_day, hurry or is_late)
     return Standing(current.number, words, len(current.received), needed, last_day, is_late, reason, record.notes)
+
+
+def answers_needed(current: Round, agreement: Agreement) -> int:
+    """How many answers the open round needs: all that are asked, or the quorum where they are more."""
+    asked = len(current.asked)
+    return asked if agreement.quorum is None else min(agreement.quorum, asked)
 
 
 def _word(receipt: Receipt | None) -> str:

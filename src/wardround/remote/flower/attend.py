@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,16 +46,18 @@ def attend(call: Call, node: int, given: Mapping[str, object]) -> Reply:
     """Do what a call asks for; whatever goes wrong becomes a reply that says no more than it must."""
     config = checked(NodeConfig, dict(given))
     key = config.own_key
+    # Signed for the site's own study, whatever the call names: no other study's hub can be shown this reply.
+    own = replace(call, study=read_study(Path(config.study)).agreement.id)
     if call.do == HELLO:
-        return Reply.signed(call, node, key)
+        return Reply.signed(own, node, key)
     try:
-        return Reply.signed(call, node, key, parcel=_work(call, config, key))
+        return Reply.signed(own, node, key, parcel=_work(call, config, key))
     except WardroundError as error:
         say(f"error: {error}")
-        return Reply.signed(call, node, key, words=in_few_words(error))
+        return Reply.signed(own, node, key, words=in_few_words(error))
     except Exception:
         logging.getLogger("flwr").exception("a fault of wardround")
-        return Reply.signed(call, node, key, words="a fault of the program; its log has the details")
+        return Reply.signed(own, node, key, words="a fault of the program; its log has the details")
 
 
 def in_few_words(error: WardroundError) -> str:

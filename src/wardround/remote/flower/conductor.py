@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from wardround.errors import BadInput
 from wardround.exchange.keys import PublicKey
@@ -22,6 +21,7 @@ from wardround.remote.flower.letters import ANSWER, HELLO, NONCE_BYTES, TAKE_HOM
 from wardround.remote.flower.post import Arrival, Node, Post
 from wardround.remote.hub import Hub
 from wardround.remote.hubrecord import HubRecord, Round
+from wardround.remote.standing import answers_needed
 
 POLL_SECONDS = 0.5
 MOST_WAITS = 60
@@ -34,7 +34,7 @@ class Phase:
     """A round, or the delivery: what is asked of which site, until when, and what became of it."""
 
     do: str
-    parcels: Mapping[str, Path | None]
+    parcels: Mapping[str, str | None]  # by site, files in the hub's folder
     ends: float
     to_strangers: str  # what a node is asked of which nobody knows the site
     called: dict[str, Node] = field(default_factory=dict)
@@ -80,6 +80,12 @@ class Conductor:
             self.hub.standing()  # begins the study, where it has not begun
             while (current := self._record().current) is not None:
                 self._gather(current)
+                if self._still_open(current) is None:
+                    self.say(
+                        f"round {current.number + 1} was closed or opened anew by someone else; going on from there"
+                    )
+                    continue
+                self._wait_for_the_folder()
                 try:
                     self.hub.step(now=True)
                 except BadInput as error:
@@ -91,27 +97,28 @@ class Conductor:
     def _gather(self, current: Round) -> None:
         """Wait for the answers of a round, as long as it may take."""
         parcels = {site: current.parcels.get(site) for site in current.asked}
-        paths = {site: self.hub.register.path(file) if file else None for site, file in parcels.items()}
         # In the first round everyone is asked for the same thing, so there is no need to know who is who before.
         is_fresh = current.number == 0 and not current.received and current.asked.keys() == set(self.hub.study.sites)
-        phase = Phase(ANSWER, paths, self.clock() + self.round_seconds, ANSWER if is_fresh else HELLO)
+        phase = Phase(ANSWER, parcels, self.clock() + self.round_seconds, ANSWER if is_fresh else HELLO)
         self.say(f"round {current.number + 1}: {len(current.received)} of {len(current.asked)} answers are here")
 
         def missing() -> list[str]:
-            found = self._record().current
+            found = self._still_open(current)
             return [] if found is None else [site for site in found.asked if site not in found.received]
 
-        needed = self.hub.standing().needed
-        self._attend_to(phase, missing, lambda: len(current.asked) - len(missing()) >= needed)
+        def is_enough() -> bool:
+            found = self._still_open(current)
+            return found is None or len(found.received) >= answers_needed(found, self.hub.agreement)
+
+        self._attend_to(phase, missing, is_enough)
         for site in missing():
             self.say(f"{site} did not answer round {current.number + 1}: {phase.trouble.get(site, 'nothing came')}")
 
     def _deliver(self) -> None:
         """Bring every site what it takes home; a site that is not there gets it when the run is started again."""
         record = self._record()
-        paths = {site: self.hub.register.path(file) for site, file in record.deliveries.items()}
-        phase = Phase(TAKE_HOME, paths, self.clock() + self.round_seconds, HELLO)
-        last = record.previous.received if record.previous is not None else paths
+        phase = Phase(TAKE_HOME, record.deliveries, self.clock() + self.round_seconds, HELLO)
+        last = record.previous.received if record.previous is not None else record.deliveries
 
         def missing() -> list[str]:
             taken = self._taken()
@@ -146,8 +153,8 @@ class Conductor:
                 self.say(f"asking {site} to {phase.do}")
                 self._send(phase, node, phase.do, phase.parcels[site])
 
-    def _send(self, phase: Phase, node: Node, do: str, parcel: Path | None) -> None:
-        content = parcel.read_bytes() if parcel is not None else b""
+    def _send(self, phase: Phase, node: Node, do: str, parcel: str | None) -> None:
+        content = self.hub.register.bytes_of(parcel) if parcel is not None else b""
         call = Call(do, self.hub.study.id, secrets.token_bytes(NONCE_BYTES), content)
         name = self.post.send(node, call, phase.ends - self.clock() + SPARE_SECONDS)
         if not name:
@@ -156,7 +163,9 @@ class Conductor:
         self.under_way[name] = Sent(phase, node, Call(call.do, call.study, call.nonce))
 
     def _take(self, arrival: Arrival) -> None:
-        sent = self.under_way.pop(arrival.call)
+        sent = self.under_way.pop(arrival.call, None)
+        if sent is None:  # a second reply to one call; the first one counts
+            return
         if arrival.reply is None:
             self._lost(sent, arrival)
             return
@@ -225,6 +234,11 @@ class Conductor:
         self.say(f"{site}: {words}")
 
     # Records ----------------------------------------------------------------------------------------------------------
+
+    def _still_open(self, round: Round) -> Round | None:
+        """The round as it stands now; None once somebody has closed it, or opened another, by hand."""
+        found = self._record().current
+        return found if found is not None and found.state == round.state else None
 
     def _record(self) -> HubRecord:
         record = self.hub.register.read()

@@ -1,7 +1,8 @@
 """What crosses Flower: a call from the hub to a node, and the node's reply, each with at most one parcel.
 
-A node says who it is in every reply, by signing the call's nonce together with its own node's number; so a reply can
-neither be replayed nor passed on by another node. What is signed begins otherwise than a parcel does.
+A node says who it is in every reply, by signing the call's nonce together with its study's id and its own node's
+number; so a reply can neither be replayed, nor passed on by another node, nor shown to another study's hub. What is
+signed begins otherwise than a parcel does.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Reply:
         """The key that gave this reply to this call at this node."""
         key = PublicKey.parse(self.key)
         if not key.verify(self.proof, _identity(call, node)):
-            raise BadInput("the node's reply is not signed by the key that it names")
+            raise BadInput("the node's reply is not signed for this study by the key that it names")
         return key
 
 

@@ -1,10 +1,4 @@
-"""What a site lets out: rules that the site itself writes down, and that the program installed there enforces.
-
-A policy is a TOML file of the site's own; the coordinator never sees it and cannot relax it. It is held against the
-method's declaration before any training starts, and against the bundle itself before anything is written or sent, so a
-declaration that does not tell the truth is caught. Nothing of a bundle is ever altered to fit: what a rule forbids is
-refused, by the rule's name, and the site decides what to do. Only a group that the method declares as optional is left
-out whole, and the rest goes.
+"""The rules themselves: what each one forbids, of a method's declaration and of a bundle.
 
 A refusal may reach the coordinator, as a reason for not answering. So its text never tells what a rule protects: not
 which class has few images, nor how few.
@@ -12,23 +6,20 @@ which class has few images, nor how few.
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 from torch import Tensor
 
 from wardround.errors import BadInput
 from wardround.exchange.bundle import COUNTERS, PARAMETERS, SIZE, STATISTICS, Bundle
-from wardround.exchange.keys import FINGERPRINT
 from wardround.exchange.payload import Payload
 from wardround.methods.base import Method
 from wardround.methods.registry import known
-from wardround.settings import Frozen, checked, hint, keys
+from wardround.settings import Frozen
 from wardround.study import Study
 
 LABEL_COUNTS = "label_counts"
@@ -97,13 +88,13 @@ class Policy(Frozen):
         payload: Payload,
         coordinator: str,
         counts: Tensor | None,
-        privacy: Mapping[str, float] = NOTHING,
+        privacy: Mapping[str, float] | None = NOTHING,
     ) -> dict[str, str]:
         """Before training: hold every rule against what the method declares; optional groups that would stay, and why.
 
         `coordinator` is the fingerprint of its key, empty where it has none. `counts` is how many images of each class
-        the site trains on; where they are not known yet, `check_bundle` sees to them. `privacy` is what the method
-        promises in `epsilon` and `delta`.
+        the site trains on, `privacy` what the study promises in `epsilon` and `delta`; where either is None it is not
+        known yet, and `check_bundle` sees to it.
         """
         self.check_method(method.name)
         if not self.methods_from_files and known().get(method.name) is not type(method):
@@ -121,7 +112,8 @@ class Policy(Frozen):
         self._check_bytes(a_round, a_round * rounds, f"{method.name} may send")
         if counts is not None:
             self._check_counts(up, counts)
-        self._check_privacy(privacy)
+        if privacy is not None:
+            self._check_privacy(privacy)
         return stay
 
     def staying(self, bundle: Bundle, payload: Payload, counts: Tensor | None) -> dict[str, str]:
@@ -226,117 +218,13 @@ class Policy(Frozen):
                 raise _refused(f"privacy.max_{name}", f"{name} is {value:g}, and at most {most:g} is required")
 
 
-@dataclass
-class Gate:
-    """A site's boundary: its policy, what the rules need to know of the site, and what has left so far.
-
-    `counts` is how many images of each class the site trains on, `sent` the bytes that have left by round. A transport
-    that goes on after a stop makes the gate anew, with `sent` out of its receipts. `say` is told what is left out.
-    """
-
-    policy: Policy
-    counts: Tensor | None = None
-    sent: dict[int, int] = field(default_factory=dict)
-    say: Callable[[str], None] = lambda text: None
-
-    def before(
-        self,
-        study: Study,
-        method: Method,
-        payload: Payload,
-        coordinator: str,
-        privacy: Mapping[str, float] = NOTHING,
-    ) -> None:
-        """Before the site trains."""
-        self.policy.check_plan(study, method, payload, coordinator, self.counts, privacy)
-
-    def outgoing(
-        self,
-        bundle: Bundle,
-        payload: Payload,
-        metrics: Mapping[str, float] = NOTHING,
-        privacy: Mapping[str, float] = NOTHING,
-    ) -> Bundle:
-        """Before an answer is written or sent: what of it leaves, without optional groups that a rule forbids.
-
-        What passes is counted. An answer that is sent again was counted before.
-        """
-        stay = self.policy.staying(bundle, payload, self.counts)
-        bundle = replace(bundle, groups={name: group for name, group in bundle.groups.items() if name not in stay})
-        round = bundle.envelope.round
-        before, in_all = self.sent.get(round, 0), sum(self.sent.values())
-        self.policy.check_bundle(
-            bundle, payload, self.counts, metrics, privacy, sent_in_round=before, sent_in_study=in_all
-        )
-        self.sent[round] = before + bundle_bytes(bundle)
-        for name, reason in sorted(stay.items()):
-            self.say(f"{name} does not leave {bundle.envelope.site}, and the study goes on without it: {reason}")
-        return bundle
-
-
-def _optional(payload: Payload) -> set[str]:
-    return {group.name for group in payload.up if group.optional}
-
-
 def bundle_bytes(bundle: Bundle) -> int:
     """All bytes of a bundle when serialised."""
     return sum(bundle.bytes_by_group.values()) + bundle.overhead
 
 
-def default_policy_text() -> str:
-    """The default rules as a file for a site to begin with, every rule explained."""
-    return DEFAULT_TEXT
-
-
-def read_policy(path: Path | None) -> Policy:
-    """The policy in a TOML file; None: the default rules. A file that was named and cannot be used is an error."""
-    if path is None:
-        return Policy()
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # Windows' editors put a mark in front
-    except OSError as error:
-        raise BadInput(f"cannot read the policy {path}: {error.strerror}; check the path") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
-    try:
-        tree = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path} is not valid TOML: {error}; correct it") from error
-    try:
-        _refuse_unknown_rules(tree)
-        policy = checked(Policy, tree)
-        _refuse_unknown_names(policy)
-    except BadInput as error:
-        raise BadInput(f"{path}: {error}") from error
-    return policy
-
-
-def _refuse_unknown_rules(tree: Mapping[str, Any]) -> None:
-    """A rule with a slip in its name would not hold."""
-    rules = [*keys(Policy), *keys(Privacy, "privacy")]
-    table = tree.get("privacy")
-    for key in [*tree, *(f"privacy.{name}" for name in table)] if isinstance(table, dict) else tree:
-        if key not in rules:
-            raise BadInput(f"there is no rule {key!r}; {hint(key, rules) or 'rules are ' + ', '.join(rules)}")
-
-
-def _refuse_unknown_names(policy: Policy) -> None:
-    """Nor would `never_groups` with a slip in a group's name. Methods from files may have groups of their own."""
-    for text in () if policy.coordinators == "any" else policy.coordinators:
-        if not FINGERPRINT.fullmatch(text):
-            raise BadInput(f"coordinators names {text!r}, which is no fingerprint; copy it with its hyphens")
-    if policy.methods_from_files:
-        return
-    groups = [*ORDINARY, *OF_SINGLE_IMAGES]
-    for rule, given, names in (
-        ("methods", policy.methods, list(known())),
-        ("groups", policy.groups, groups),
-        ("never_groups", policy.never_groups, groups),
-    ):
-        for name in () if given == "any" else given:
-            if name not in names:
-                advice = hint(name, names) or f"built in are {', '.join(names)}"
-                raise BadInput(f"{rule} names {name!r}, which is not built in; {advice}")
+def _optional(payload: Payload) -> set[str]:
+    return {group.name for group in payload.up if group.optional}
 
 
 def _refused(rule: str, reason: str) -> Refused:
@@ -346,51 +234,3 @@ def _refused(rule: str, reason: str) -> Refused:
 def _listed(allowed: str | tuple[str, ...]) -> str:
     names = (allowed,) if isinstance(allowed, str) else allowed
     return f"allowed: {', '.join(names) or 'none'}"
-
-
-DEFAULT_TEXT = """\
-# policy.toml: what this site lets out. The file belongs to the site; nobody else can change a rule.
-# These are the rules that hold where there is no file. What a rule forbids is refused by the rule's name, before
-# training where the method's declaration shows it, and in any case before anything is written or sent.
-
-# Methods that may run here: "any", or a list such as ["fedavg", "fedbicross"].
-methods = "any"
-
-# Whether a method may come from a Python file and not from the program. Such a file can do anything on this machine.
-methods_from_files = false
-
-# Coordinators that this site works with: "any", or the fingerprints of their keys. Compare them on the phone.
-coordinators = "any"
-
-# Tensor groups that may leave: a list, or "any". docs/methods.md says what each holds. Left out here are "embeddings"
-# (one feature vector for every image, from which a likeness of it can be rebuilt) and "subspace" (blends of images);
-# "any" leaves them out, too. Add them by name to say yes.
-groups = [
-  "parameters", "statistics", "counters", "size", "label_counts", "prototypes", "score", "trace", "fisher",
-  "fisher_weights", "sensitivity", "update", "update_left", "update_right", "generator",
-]
-
-# Tensor groups that never leave, whatever the rule above says.
-never_groups = ["images"]
-
-# The most bytes that may leave in one round, and in the whole study.
-max_bytes_per_round = 1_000_000_000
-max_bytes_per_study = 20_000_000_000
-
-# Label counts, class means, and whatever else goes class by class leave only if every class that this site has images
-# of has at least so many. 0: no such limit.
-min_images_per_class = 5
-
-# Whether other sites, and not the coordinator alone, may see what this site sends: its model, or samples of its
-# embeddings. What the coordinator makes of all sites together always goes back to them.
-seen_by_other_sites = false
-
-# Figures about this site's own results: "none" leave, "all" do, or a list such as ["validation_accuracy"].
-metrics = "none"
-
-# Differential privacy that must be promised for anything to leave. A study promises it with privacy.epsilon, for
-# methods that docs/privacy.md lists; with these three lines any other study is refused.
-# [privacy]
-# max_epsilon = 8.0
-# max_delta = 1e-5
-"""
