@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import machine
+from common import keep, machine, told
 from consult_cells import Cell, open_cell
 from wardround.data.federation import Site
-from wardround.errors import BadInput, WardroundError
-from wardround.files import disk_errors, write_atomically
+from wardround.errors import BadInput
 from wardround.learn.device import find_device, one_thread_per_worker
 from wardround.papers.one_shot import header, study_tree
+from wardround.papers.results import read_results
 
 SMOKE: dict[str, Any] = {
     "model": {"name": "small", "width": 4},
@@ -61,18 +59,18 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
 
 def main_of(experiment: Experiment, options: argparse.Namespace) -> int:
     """Do what is left of the cells and print the table; what a person can mend becomes one line and an exit code."""
-    try:
-        record = _read(options.out, experiment.name)
-        if options.table:
-            if "entries" not in record:
-                raise BadInput(f"{options.out} holds no results; name the file of an earlier start with --out")
-            print(experiment.markdown({**record, "summary": experiment.summarise(record["entries"])}))
-            return 0
+    return told(lambda: _start(experiment, options))
+
+
+def _start(experiment: Experiment, options: argparse.Namespace) -> int:
+    record = read_results(options.out, experiment.name, ()) if options.out.exists() else {}
+    if not options.table:
         _work(experiment, options, record)
-        return 0
-    except WardroundError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    elif "entries" not in record:
+        raise BadInput(f"{options.out} holds no results; name the file of an earlier start with --out")
+    else:
+        print(experiment.markdown({**record, "summary": experiment.summarise(record["entries"])}))
+    return 0
 
 
 def _work(experiment: Experiment, options: argparse.Namespace, record: dict[str, Any]) -> None:
@@ -99,9 +97,7 @@ def _work(experiment: Experiment, options: argparse.Namespace, record: dict[str,
             record["entries"] += experiment.rows(cell, place, options)
             record["cells"].append(place)
             record["summary"] = experiment.summarise(record["entries"])
-            with disk_errors(options.out):
-                options.out.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(options.out, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+            keep(options.out, record)
             print(f"{time.monotonic() - began:.0f} s: {place}", flush=True)
     print(experiment.markdown(record))
 
@@ -115,17 +111,3 @@ def _places(
             for alpha in options.alphas:
                 for part in experiment.parts(options):
                     yield {"set": source.stem, "alpha": alpha, "seed": seed, **part}, source, part
-
-
-def _read(path: Path, name: str) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or found.get("benchmark") != name:
-            raise ValueError("it is not of this benchmark")
-    except (OSError, ValueError) as error:
-        raise BadInput(
-            f"{path} cannot be used: {error}; give the results of an earlier start, or a new path"
-        ) from error
-    return found

@@ -17,7 +17,9 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-BEGIN, END = "<!-- figures: consult_picture.py -->", "<!-- end of figures -->"
+from pages import filled
+from wardround.errors import WardroundError
+
 OURS = ("consult", "consult-distilled")
 SIDE, GAP, LEFT, TOP, LINE = 250, 52, 46, 34, 17
 RANGES = ((0, 20, 40, 60, 80, 100), (60, 70, 80, 90, 100))  # of the panels in the two rows, by their ticks
@@ -188,13 +190,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", default="bloodmnist")
     given = parser.parse_args(arguments)
     drawn, text = figures(json.loads(given.results.read_text(encoding="utf-8")), given.set, f"{given.page.stem}.svg")
-    page = given.page.read_text(encoding="utf-8")
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        print(f"error: {given.page} has no {BEGIN} and {END}", file=sys.stderr)
-        return 2
-    given.page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    try:
+        page = filled(given.page.read_text(encoding="utf-8"), "consult_picture.py", text, given.page)
+    except WardroundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    given.page.write_text(page, encoding="utf-8")
     given.page.with_suffix(".svg").write_text(drawn, encoding="utf-8")
     return 0
 

@@ -1,7 +1,8 @@
 """Why our figures differ from FedKPer's Table 1: its two ends, FedAvg and FedKPer, under other readings of the study.
 
 The paper and its code leave open which draw of the partition was used (it is cached without its seed), and differ from
-each other in momentum, batch size and the number of rounds. Each reading changes one of these and nothing else.
+each other in momentum and batch size. Each reading changes one of these and nothing else. It is stopped and goes on as
+`fedkper_table.py` does.
 
     python benchmarks/fedkper_readings.py bloodmnist.npz --out papers/fedkper_readings.json --jobs 2
     python benchmarks/fedkper_readings.py --table --out papers/fedkper_readings.json
@@ -17,14 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from fedkper_entries import COLUMNS, chosen, published
+from fedkper_summary import figure
 from scripts import add_options, begin, fill
 from wardround.errors import BadInput
 from wardround.papers.cells import Cell, images_hash
-from wardround.papers.fedkper import MEASURES, SECONDS, SERIES, FedKPer, header, plan, study_tree
+from wardround.papers.fedkper import MEASURES, PROTOCOL, SECONDS, SERIES, FedKPer, study_tree
+from wardround.papers.multi_round import header, plan
 from wardround.papers.results import Results
 from wardround.papers.summaries import averaged, cells, grouped
 
 NAME = "fedkper_readings"
+SAME = ("readings",)
 COMPARED = ("fedavg", "fedkper")
 READINGS: dict[str, dict[str, Any]] = {
     "as in the table": {},
@@ -38,35 +42,42 @@ READINGS: dict[str, dict[str, Any]] = {
 
 
 def summarise(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Means over seeds by reading and method, in the order above."""
+    """Means over seeds by method and reading, in the order above."""
     rows = [
-        {"set": found[0]["set"], "reading": found[0]["reading"], "entry": found[0]["entry"]}
-        | averaged(found, MEASURES, 5)
+        {key: found[0][key] for key in ("set", "reading", "entry")} | averaged(found, MEASURES, 5)
         for found in grouped(entries, "set", "reading")
     ]
     order = list(READINGS)
-    return sorted(rows, key=lambda row: (COMPARED.index(row["entry"]), order.index(row["reading"])))
+    return sorted(rows, key=lambda row: (row["set"], COMPARED.index(row["entry"]), order.index(row["reading"])))
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """A line for every reading of each method, the published one after them."""
+    """A table for each set: a line for every reading of each method, and the published one below whole runs."""
     head = ["entry", "reading", "seeds", *COLUMNS.values()]
-    lines = [cells(head), cells(["---"] * len(head))]
-    for label in COMPARED:
-        rows = [row for row in results["summary"] if row["entry"] == label]
-        for row in rows:
-            figures = [f"{row['mean'][key]:.3f}" for key in COLUMNS]
-            lines.append(cells([label, row["reading"], str(len(row["seeds"])), *figures]))
-        if rows and (stated := published(rows[0]["set"], label)) is not None:
-            lines.append(cells([label, "published", "3", *(f"{value:.3f}" for value in stated.values())]))
-    return "\n".join(lines)
+    whole = all(study["rounds"] == PROTOCOL["rounds"] for study in results["readings"].values())
+    lines = []
+    for images in dict.fromkeys(row["set"] for row in results["summary"]):
+        lines += [f"### {images}", "", cells(head), cells(["---"] * len(head))]
+        for label in COMPARED:
+            rows = [row for row in results["summary"] if (row["set"], row["entry"]) == (images, label)]
+            for row in rows:
+                lines.append(_line(label, row["reading"], str(len(row["seeds"])), row["mean"]))
+            stated = published(images, label) if rows and whole else None
+            if stated is not None:
+                lines.append(_line(label, "published", "", stated))
+        lines.append("")
+    return "\n".join([*lines, *(f"- {name}: {MEASURES[key]}" for key, name in COLUMNS.items())])
+
+
+def _line(label: str, reading: str, seeds: str, figures: Mapping[str, float | None]) -> str:
+    return cells([label, reading, seeds, *map(figure, (figures[key] for key in COLUMNS))])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is left of the readings, and print them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("images", type=Path, nargs="?", help="a MedMNIST .npz file, or phantoms:N")
-    parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS))
+    parser.add_argument("--readings", nargs="+", choices=READINGS, default=READINGS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int)
     add_options(parser)
@@ -77,15 +88,20 @@ def _start(options: argparse.Namespace) -> int:
     began = time.monotonic()
     if options.images is None:
         raise BadInput("no set is named; give the path of a MedMNIST .npz file, or phantoms:N")
-    machine = {"device": options.device} | ({"rounds": options.rounds} if options.rounds else {})
-    trees = {name: study_tree(options.images, {**READINGS[name], **machine}) for name in READINGS}
-    head = {"benchmark": NAME, "readings": {name: header(tree) for name, tree in trees.items()}}
-    results = Results(options.out, {**head, "measures": {**MEASURES, "seconds": SECONDS}, "series": SERIES}, (), summarise)
+    flags = {"device": options.device} | ({} if options.rounds is None else {"rounds": options.rounds})
+    trees = {name: study_tree(options.images, {**changed, **flags}) for name, changed in READINGS.items()}
+    head = {
+        "benchmark": NAME,
+        "readings": {name: header(tree) for name, tree in trees.items()},
+        "measures": {**MEASURES, "seconds": SECONDS},
+        "series": SERIES,
+    }
+    results = Results(options.out, head, SAME, summarise)
     hashed = images_hash(options.images)
     plans = [
         plan(trees[name], line, _cell(options.images, name, seed), hashed)
-        for seed in options.seeds
-        for name in options.readings
+        for seed in dict.fromkeys(options.seeds)
+        for name in dict.fromkeys(options.readings)
         for line in chosen(COMPARED, ablations=False)
     ]
     return fill(options, FedKPer, results, plans, markdown, began)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedkper_entries import ABLATIONS, COLUMNS, ENTRIES, published
+from wardround.papers.courses import by_time
 from wardround.papers.fedkper import MEASURES, PROTOCOL, SECONDS, sites_of
 from wardround.papers.summaries import averaged, cells, grouped
 
 PUBLISHED_WORDS = "FedKPer (arXiv 2605.00698), Table 1, means of 3 seeds on the authors' protocol"
-BUDGETS = (0.25, 0.5, 0.75, 1.0)  # of the time that the fastest of the compared takes
 BY_TIME = ("fedavg", "fedkper")  # its Figure 5
 NONE = "–"
 
@@ -63,37 +62,27 @@ def _lines(row: Record) -> list[str]:
     figures = []
     for key in COLUMNS:
         rank = row["rank"].get(key, "").partition(" ")[0]
-        figures.append(_figure(row["mean"][key], row["standard_deviation"][key]) + (f" ({rank})" if rank else ""))
+        figures.append(figure(row["mean"][key], row["standard_deviation"][key]) + (f" ({rank})" if rank else ""))
     lines = [cells([row["entry"], str(len(row["seeds"])), *figures, f"{row['seconds']:.0f}"])]
     if row["published"] is not None:
         lines.append(cells(["published", "", *(f"{value:.3f}" for value in row["published"].values()), ""]))
     return lines
 
 
-def _figure(mean: float | None, deviation: float | None) -> str:
+def figure(mean: float | None, deviation: float | None = None) -> str:
+    """A mean in the paper's digits, with its deviation where there is one."""
     if mean is None:
         return NONE
     return f"{mean:.3f}" + (f" ± {deviation:.3f}" if deviation is not None else "")
 
 
 def _by_time(entries: Sequence[Record]) -> list[str]:
-    """Figure 5: the shared model's accuracy at matched seconds of work, mean over seeds, where both are there."""
-    found = {label: [e["rounds"] for e in entries if e["entry"] == label] for label in BY_TIME}
-    if not all(found.values()):
+    """Figure 5, where both of its methods are there."""
+    found = by_time(entries, BY_TIME)
+    if found is None:
         return []
-    jobs = max(e.get("jobs", 1) for e in entries if e["entry"] in BY_TIME)
-    shared = f", up to {jobs} entries at once" if jobs > 1 else ""
-    whole = min(rounds["seconds"][-1] for courses in found.values() for rounds in courses)
-    head = ["seconds of work", *(f"{share * whole:.1f}" for share in BUDGETS)]
+    shared = f", up to {found.jobs} entries at once" if found.jobs > 1 else ""
+    head = ["seconds of work", *(f"{seconds:.1f}" for seconds in found.seconds)]
     title = f"Accuracy on the global test at matched seconds of work{shared}:"
-    lines = [title, "", cells(head), cells(["---"] * len(head))]
-    for label, courses in found.items():
-        values = [statistics.fmean(_at(rounds, share * whole) for rounds in courses) for share in BUDGETS]
-        lines.append(cells([label, *(f"{value:.3f}" for value in values)]))
-    return [*lines, ""]
-
-
-def _at(rounds: Record, seconds: float) -> float:
-    """The accuracy of the last round that had ended by then; 0 before the first had."""
-    ended = [a for a, end in zip(rounds["shared_global_accuracy"], rounds["seconds"], strict=True) if end <= seconds]
-    return float(ended[-1]) if ended else 0.0
+    rows = [cells([label, *(f"{value:.3f}" for value in values)]) for label, values in found.accuracies.items()]
+    return [title, "", cells(head), cells(["---"] * len(head)), *rows, ""]

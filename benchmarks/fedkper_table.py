@@ -23,7 +23,8 @@ from fedkper_summary import PUBLISHED_WORDS, markdown, summarise
 from scripts import add_options, begin, fill
 from wardround.errors import BadInput
 from wardround.papers.cells import images_hash
-from wardround.papers.fedkper import NAME, SAME, FedKPer, cell, head, header, plan, study_tree
+from wardround.papers.fedkper import NAME, SAME, FedKPer, cell, head, study_tree
+from wardround.papers.multi_round import header, plan
 from wardround.papers.results import Results
 
 

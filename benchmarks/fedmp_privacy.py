@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,33 +24,34 @@ from typing import Any
 
 import torch
 
-from common import machine
+from common import keep, machine, stored, told
 from wardround import run, tensorfile
 from wardround.audit.decoder import DecoderTraining
 from wardround.audit.frechet import random_network
 from wardround.audit.reconstruction import rebuild_from_stage
 from wardround.data.federation import Site
-from wardround.errors import BadInput, WardroundError
-from wardround.files import disk_errors, write_atomically
+from wardround.errors import BadInput
 from wardround.learn.device import Device, find_device, one_thread_per_worker
 from wardround.learn.predictor import Member, Predictor
 from wardround.learn.stages import stage_name, stage_shape
+from wardround.papers.library import table
+from wardround.papers.schema import value
+from wardround.papers.summaries import cells
 from wardround.progress import Silent
 from wardround.settings import overlay, validate
 from wardround.streams import Streams
 
 NAME = "fedmp_table5"
 STAGES = (1, 2, 3, 4)
-PUBLISHED = {  # Zhou et al. 2025, Table 5: DR, ResNet-50, mean over three clients
-    "1": {"fid": 820, "max_ssim": 0.7661, "min_l2": 0.0801},
-    "2": {"fid": 841, "max_ssim": 0.7429, "min_l2": 0.1010},
-    "3": {"fid": 955, "max_ssim": 0.7218, "min_l2": 0.1823},
-    "4": {"fid": 1047, "max_ssim": 0.6992, "min_l2": 0.1979},
+PUBLISHED = {  # DR, ResNet-50, mean over three clients
+    str(stage): dict(zip(("fid", "max_ssim", "min_l2"), map(value, row.figures["dr"].split()), strict=True))
+    for stage, row in zip(STAGES, table("fedmp-5").published, strict=True)
 }
 FIGURES = (
     *("frechet", "max_ssim", "mean_ssim", "min_l2", "mean_l2", "share_below_0.1", "identified"),
     *("control_max_ssim", "control_min_l2", "control_frechet"),
 )
+SHOWN = {"frechet": 3, "max_ssim": 4, "min_l2": 4, "identified": 3}  # of these, with so many digits
 FULL: dict[str, Any] = {
     "method": "fedmp",
     "rounds": 20,
@@ -108,17 +108,13 @@ def summary(rows: Sequence[Mapping[str, Any]], sites: Sequence[str]) -> dict[str
 
 def markdown(record: Mapping[str, Any]) -> str:
     """Measured and published side by side."""
-    lines = [
-        "| Stage | Fréchet | max SSIM | min L2 | identified | paper: FID | max SSIM | min L2 |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = ["Stage", "Fréchet", "max SSIM", "min L2", "identified", "paper: FID", "max SSIM", "min L2"]
+    lines = [head, ["---"] * len(head)]
     for stage, mean in record["means"].items():
         paper = record["published"][stage]
-        lines.append(
-            f"| {stage} | {mean['frechet']:.3f} | {mean['max_ssim']:.4f} | {mean['min_l2']:.4f} | "
-            f"{mean['identified']:.3f} | {paper['fid']} | {paper['max_ssim']:.4f} | {paper['min_l2']:.4f} |"
-        )
-    return "\n".join(lines)
+        ours = [f"{mean[name]:.{digits}f}" for name, digits in SHOWN.items()]
+        lines.append([stage, *ours, f"{paper['fid']:.0f}", f"{paper['max_ssim']:.4f}", f"{paper['min_l2']:.4f}"])
+    return "\n".join(map(cells, lines))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,11 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto")
     given = parser.parse_args(arguments)
-    try:
-        return _work(given)
-    except WardroundError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return told(lambda: _work(given))
 
 
 def _work(given: argparse.Namespace) -> int:
@@ -150,7 +142,7 @@ def _work(given: argparse.Namespace) -> int:
         "settings": {**tree, "device": str(device.torch), "data": {**tree["data"], "source": Path(given.file).name}},
         "decoder": {"epochs": how.epochs, "batch": how.batch, "lr": how.lr, "width": how.width, "most": given.most},
     }
-    rows = _stored(given.out, head)
+    rows = stored(given.out, head, "rows")
     member, sites = trained(given.work or given.out.with_suffix(".run"), tree, Silent())
     names = [site.name for site in sites]
     shapes = {str(s): list(stage_shape(member.spec, stage_name(member.spec, s))) for s in STAGES}
@@ -162,22 +154,9 @@ def _work(given: argparse.Namespace) -> int:
                 rows.append(attack(member, site, stage, how, given.most, given.seed, device))
                 record = {**head, "machine": machine(), "torch": torch.__version__, "feature_network": eye}
                 record |= {"shapes": shapes, "sites": names, "means": summary(rows, names), "rows": rows}
-                with disk_errors(given.out):
-                    given.out.parent.mkdir(parents=True, exist_ok=True)
-                    write_atomically(given.out, (json.dumps(record, indent=1) + "\n").encode())
+                keep(given.out, record)
     print(markdown(json.loads(given.out.read_text())))
     return 0
-
-
-def _stored(out: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows that an earlier command left under the same settings."""
-    if not out.exists():
-        return []
-    record = json.loads(out.read_text(encoding="utf-8"))
-    if {key: record.get(key) for key in head} != json.loads(json.dumps(head)):
-        raise BadInput(f"{out} was made with other settings; choose another --out")
-    rows: list[dict[str, Any]] = record["rows"]
-    return rows
 
 
 if __name__ == "__main__":

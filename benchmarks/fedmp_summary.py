@@ -195,7 +195,8 @@ def markdown(results: Record) -> str:
             lines.append("")
     lines += [f"- last round, best round: {MEASURES[HEADLINE]}, or in its best round, which is optimistic"]
     lines += [f"- feature distance: {MEASURES['feature_distance']}"]
-    lines += [f"- rounds to convergence: {MEASURES['rounds_to_convergence']}; GB: {MEASURES['bytes']}"]
+    lines += [f"- rounds to convergence: {MEASURES['rounds_to_convergence']}; over the seeds that converged"]
+    lines += [f"- GB: {MEASURES['bytes']}"]
     lines += ["- ± is the sample standard deviation over seeds", f"- seconds: {SECONDS}"]
     lines += [f"- {name}: {words}" for name, words in WORDS.items()]
     return "\n".join(lines)

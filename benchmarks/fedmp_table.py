@@ -25,7 +25,8 @@ from scripts import add_options, begin, fill
 from wardround.errors import BadInput
 from wardround.learn.device import find_device
 from wardround.papers.cells import images_hash
-from wardround.papers.fedmp import NAME, SAME, FedMP, Kind, cell, head, header, plan, set_name, study_tree
+from wardround.papers.fedmp import NAME, SAME, FedMP, Kind, cell, head, plan, set_name, study_tree
+from wardround.papers.multi_round import header
 from wardround.papers.results import Results
 
 

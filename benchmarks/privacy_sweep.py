@@ -11,22 +11,21 @@ accuracy, and the attack's AUC, against ε.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import machine
+from common import keep, machine, stored, told
 from wardround import run
 from wardround.audit.attacks import LIRA, LOSS, Effort
 from wardround.audit.from_run import open_run, targets
 from wardround.audit.report import AuditRecord
 from wardround.audit.work import RECORD, work
-from wardround.errors import BadInput, WardroundError
+from wardround.errors import BadInput
 from wardround.files import disk_errors, write_atomically
 from wardround.learn.device import find_device
+from wardround.papers.summaries import cells
 from wardround.progress import Silent
 from wardround.settings import overlay, validate
 
@@ -124,11 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lr", type=float, default=1.0)
     parser.add_argument("--device", default="auto")
     given = parser.parse_args(arguments)
-    try:
-        return _work(given)
-    except WardroundError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return told(lambda: _work(given))
 
 
 def _work(given: argparse.Namespace) -> int:
@@ -138,48 +133,40 @@ def _work(given: argparse.Namespace) -> int:
         raise BadInput(f"--epsilons {given.epsilons!r} are no numbers; write for example {EPSILONS}") from None
     settings = {key: value for key, value in vars(given).items() if key not in ("out", "work", "epsilons", "device")}
     head = {"benchmark": NAME, "settings": {**settings, "source": Path(given.source).name}}
-    points = _stored(given.out, head)
+    points = stored(given.out, head, "points")
     folder = given.work or given.out.with_suffix(".runs")
     for epsilon in epsilons:
         label = f"{epsilon:g}"
         if label not in {point["epsilon"] for point in points}:
             figures = measured(folder / f"epsilon-{label}", study(given, epsilon), given, Silent())
             points = sorted([*points, {"epsilon": label, "figures": figures}], key=lambda p: float(p["epsilon"]))
-            record = {**head, "machine": machine(), "points": points}
-            with disk_errors(given.out):
-                given.out.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(given.out, (json.dumps(record, indent=1) + "\n").encode())
+            keep(given.out, {**head, "machine": machine(), "points": points})
     key = _headline(points)
     with disk_errors(given.out):
         write_atomically(given.out.with_suffix(".svg"), chart(points, key).encode())
-    print(f"| ε | {key} | AUC, loss threshold | AUC, LiRA | TPR at 0.1 % FPR, LiRA |\n| --- | --- | --- | --- | --- |")
+    print(markdown(points, key))
+    return 0
+
+
+def markdown(points: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Accuracy and both attacks at every ε."""
+    head = ["ε", key, "AUC, loss threshold", "AUC, LiRA", "TPR at 0.1 % FPR, LiRA"]
+    lines = [head, ["---"] * len(head)]
     for point in points:
         found = point["figures"]["attacks"]
-        print(
-            f"| {point['epsilon']} | {point['figures']['headlines'][key]:.3f} | {found[LOSS]['auc']:.3f} | "
-            f"{found[LIRA]['auc']:.3f} | {found[LIRA]['tpr_at_fpr_0.001']:.3f} |"
-        )
-    return 0
+        attacks = (found[LOSS]["auc"], found[LIRA]["auc"], found[LIRA]["tpr_at_fpr_0.001"])
+        lines.append([point["epsilon"], *(f"{x:.3f}" for x in (point["figures"]["headlines"][key], *attacks))])
+    return "\n".join(map(cells, lines))
 
 
 def _headline(points: Sequence[Mapping[str, Any]]) -> str:
     """The first headline that every point has: the shared model's accuracy where there is one."""
-    wanted = ("shared_accuracy", "global_accuracy", "local_accuracy")
+    wanted = ("shared_global_accuracy", "global_accuracy", "local_accuracy")
     have = [{k for k, v in p["figures"]["headlines"].items() if v is not None} for p in points]
     for key in wanted:
         if all(key in keys for keys in have):
             return key
     raise BadInput(f"no headline of {', '.join(wanted)} is in every run; choose another method")
-
-
-def _stored(out: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if not out.exists():
-        return []
-    record = json.loads(out.read_text(encoding="utf-8"))
-    if {key: record.get(key) for key in head} != json.loads(json.dumps(head)):
-        raise BadInput(f"{out} was made with other settings; choose another --out")
-    found: list[dict[str, Any]] = record["points"]
-    return found
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround.errors import BadInput, WardroundError
+from common import told
+from wardround.errors import BadInput
 from wardround.papers.cells import Plan
 from wardround.papers.results import Results, read_results
 from wardround.papers.runs import Runs, machine
@@ -32,16 +33,17 @@ def begin(
     start: Callable[[argparse.Namespace], int],
 ) -> int:
     """Print the table, or start; what a person can mend becomes one line and an exit code."""
-    try:
+
+    def work() -> int:
         if options.table:
             print(markdown(read_results(options.out, name)))
             return 0
         if options.jobs < 1:
             raise BadInput(f"--jobs {options.jobs} cannot be used; it should be 1 or more")
         return start(options)
-    except WardroundError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+
+    try:
+        return told(work)
     except KeyboardInterrupt:
         print("stopped; the same command goes on, with the same --work where each entry stood", file=sys.stderr)
         return 130

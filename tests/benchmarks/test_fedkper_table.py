@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from wardround.errors import BadInput
-from wardround.papers.fedkper import cell, header, plan, study_tree
+from wardround.papers.fedkper import cell, study_tree
+from wardround.papers.multi_round import header, plan
 from wardround.papers.results import compact
 from wardround.progress import Silent
 from wardround.run import prepare
@@ -24,7 +25,7 @@ def table() -> Iterator[Any]:
     """The scripts' modules, which are no package: they find one another beside the script that runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
-        names = ("fedkper_table", "fedkper_entries", "fedkper_summary")
+        names = ("fedkper_table", "fedkper_entries", "fedkper_summary", "fedkper_readings")
         yield SimpleNamespace(**{name.removeprefix("fedkper_"): importlib.import_module(name) for name in names})
 
 
@@ -205,3 +206,72 @@ def test_bad_input_is_one_line(
     assert message in said
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+# Other readings -------------------------------------------------------------------------------------------------------
+
+
+def test_two_readings_and_nothing_is_done_twice(table: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "readings.json"
+    chosen = ["--readings", "as in the table", "batch 50", "--rounds", "2"]
+    line = ["phantoms:480", "--out", str(out), "--work", str(tmp_path / "work"), "--device", "cpu"]
+    assert table.readings.main([*line, *chosen]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("phantoms:480-as_in_the_table-seed0, fed") == 2
+    assert "4 of 4 entries are done" in shown
+    tree = json.loads(out.read_text())
+    assert tree["benchmark"] == "fedkper_readings"
+    places = [(e["set"], e["reading"], e["seed"], e["entry"]) for e in tree["entries"]]
+    assert places == [
+        ("phantoms:480", reading, 0, label)
+        for reading in ("as in the table", "batch 50")
+        for label in ("fedavg", "fedkper")
+    ]
+    assert len({e["id"] for e in tree["entries"]}) == 4
+    assert list(tree["readings"]) == list(table.readings.READINGS)
+    assert tree["readings"]["batch 50"]["train"]["batch"] == 50
+
+    before = out.read_bytes()
+    assert table.readings.main([*line, *chosen]) == 0
+    again = capsys.readouterr().out
+    assert out.read_bytes() == before
+    assert "-seed0, fed" not in again
+    assert table.readings.main(["--table", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert text.strip() == again.partition("\n\n")[2].strip()
+    assert [row.split(" | ")[:3] for row in text.splitlines() if row.startswith("| fed")] == [
+        [f"| {label}", reading, "1"] for label in ("fedavg", "fedkper") for reading in ("as in the table", "batch 50")
+    ]
+    assert table.readings.main([*line, "--rounds", "3"]) == 2
+    assert "other settings; use another --out" in capsys.readouterr().err
+
+
+def reading(table: Any, images: str, label: str, seed: int, value: float) -> dict[str, Any]:
+    return {**entry(table, label, seed, value), "set": images, "reading": "batch 50"}
+
+
+def test_published_lines_stand_below_whole_runs_on_the_papers_sets(table: Any) -> None:
+    found = table.readings
+    sets = ("organcmnist", "scans")
+    lines = [reading(table, images, label, 0, 0.5) for images in sets for label in ("fedkper", "fedavg")]
+    lines.append(reading(table, "scans", "fedavg", 1, 0.25))
+    studies = {name: {"rounds": 100} for name in found.READINGS}
+    tree = {"readings": studies, "summary": found.summarise(lines)}
+    shown = [text for text in found.markdown(tree).splitlines() if text.startswith(("###", "| fed"))]
+    assert shown == [
+        "### organcmnist",
+        f"| fedavg | batch 50 | 1 | {' | '.join(['0.500'] * 7)} |",
+        "| fedavg | published |  | 0.568 | -0.077 | 0.818 | 0.844 | 0.717 | 0.747 | 0.706 |",
+        f"| fedkper | batch 50 | 1 | {' | '.join(['0.500'] * 7)} |",
+        "| fedkper | published |  | 0.660 | -0.013 | 0.924 | 0.889 | 0.797 | 0.868 | 0.774 |",
+        "### scans",
+        f"| fedavg | batch 50 | 2 | {' | '.join(['0.375'] * 7)} |",
+        f"| fedkper | batch 50 | 1 | {' | '.join(['0.500'] * 7)} |",
+    ]
+    short = {"readings": {**studies, "uncapped": {"rounds": 2}}, "summary": tree["summary"]}
+    assert "published" not in found.markdown(short)
+
+
+def test_readings_need_a_set(table: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert table.readings.main(["--out", str(tmp_path / "readings.json")]) == 2
+    assert capsys.readouterr().err.startswith("error: no set is named; give ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,19 @@ def one_shot_plan(
     return one_shot.head(preset, one_shot.header(tree)), plan
 
 
-def write(path: Path, planned: list[tuple[dict[str, Any], Plan]], figures: list[Mapping[str, float]]) -> Path:
+def write(
+    path: Path,
+    planned: Sequence[tuple[dict[str, Any], Plan]],
+    figures: Sequence[Mapping[str, float | None]],
+    rounds: Sequence[Mapping[str, list[float]]] | None = None,
+) -> Path:
     """A file of results of one head."""
     same = {"one_shot_grid": one_shot.SAME, "fedkper_table1": fedkper.SAME, "fedmp_tables": fedmp.SAME}
     head = planned[0][0]
     results = Results(path, head, same[head["benchmark"]], lambda entries: [])
-    for (own, plan), values in zip(planned, figures, strict=True):
+    for (own, plan), values, course in zip(planned, figures, rounds or [{}] * len(planned), strict=True):
         assert own == head
-        results.add(plan, {"figures": dict(values), "seconds": 2.0, "jobs": 1}, SOURCES)
+        results.add(plan, {"figures": dict(values), "rounds": course, "seconds": 2.0, "jobs": 1}, SOURCES)
     return path
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from papers.filed import blood, line, one_shot_plan, write
 from wardround.errors import BadInput
-from wardround.papers import fedkper, fedmp
+from wardround.papers import fedkper, fedmp, multi_round
 from wardround.papers.cells import images_hash
 from wardround.papers.communication import costs
 from wardround.papers.comparison import Comparison
@@ -59,7 +59,8 @@ def test_a_stand_in_is_beside_the_papers_set_and_says_so(grid: Comparison, tmp_p
     assert "- oct3 is not OCTMNIST: " in shown
     assert "tissuemnist (5, 10, 20 sites): " in shown
     assert f"{tmp_path / 'tissuemnist.npz'} is missing: wardround data get tissuemnist" in shown
-    assert "bloodmnist (10, 20 sites)" in shown
+    assert "bloodmnist (5 sites in part; 10, 20 sites): " in shown
+    assert shown.count("bloodmnist.npz is missing") == 1
     assert "the study on" not in shown  # the preset is the paper's
 
 
@@ -117,9 +118,9 @@ def test_the_official_file_is_told_by_its_content(tmp_path: Path) -> None:
 def test_fedkpers_table_has_all_twelve_methods_on_blood(tmp_path: Path) -> None:
     source = Path("bloodmnist.npz")
     tree = fedkper.study_tree(source, {"rounds": 10})
-    head = fedkper.head("bloodmnist", fedkper.header(tree))
+    head = fedkper.head("bloodmnist", multi_round.header(tree))
     lines = table("fedkper-1").entries
-    planned = [(head, fedkper.plan(tree, one, fedkper.cell(source, 0), "hash")) for one in lines]
+    planned = [(head, multi_round.plan(tree, one, fedkper.cell(source, 0), "hash")) for one in lines]
     path = write(tmp_path / "k.json", planned, [dict.fromkeys(fedkper.MEASURES, 0.5)] * 12)
     shown = render(Comparison(table("fedkper-1"), finished(path, "fedkper")), "text", tmp_path)
     assert "organcmnist, 30 sites" not in shown
@@ -134,7 +135,7 @@ def test_fedkpers_table_has_all_twelve_methods_on_blood(tmp_path: Path) -> None:
 
 
 def test_fedmps_tables_on_sets_that_are_not_the_papers(tmp_path: Path) -> None:
-    studies = {kind: fedmp.header(fedmp.study_tree(kind, {})) for kind in ("natural", "shifted")}
+    studies = {kind: multi_round.header(fedmp.study_tree(kind, {})) for kind in ("natural", "shifted")}
     head = fedmp.head(studies)
     tree = fedmp.study_tree("natural", {})
     planned = [
@@ -170,7 +171,95 @@ def test_fedmps_communication_prints_the_published_digits() -> None:
     assert found["fedmp"].counted * 1e9 == pytest.approx(60 * 6 * 4 * 23_512_130 + embeddings * 4 * 2048)
     assert all(cost.declared >= cost.counted for cost in found.values())
     shown = render(Comparison(table("fedmp-4"), ()), "text", Path("nowhere"))
-    assert "fedmp-fewshot  3               1.71              1.71                 1.71" in shown
+    assert "fedmp-fewshot       3          1.71              1.71                 1.71\n" in shown
+
+
+def test_a_figure_of_fewer_seeds_says_of_how_many(tmp_path: Path) -> None:
+    head = fedmp.head({"natural": multi_round.header(fedmp.study_tree("natural", {}))})
+    wbc, tree = Path("wbc_sites.npz"), fedmp.study_tree("natural", {})
+    planned = [
+        (head, fedmp.plan(tree, line("fedmp-4", "fedavg"), fedmp.cell(wbc, "natural", seed), "hash")) for seed in (0, 1)
+    ]
+    values = {"shared_global_accuracy": 0.5, "bytes_to_convergence": None}
+    path = write(tmp_path / "m.json", planned, [{**values, "rounds_to_convergence": count} for count in (40.0, None)])
+    shown = render(Comparison(table("fedmp-4"), finished(path, "fedmp")), "text", tmp_path)
+    assert ["fedavg", "ours", "2", "40", "(1)", "–", "50.00±0.00"] in [text.split() for text in shown.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("converged", "rounds", "expected"),
+    [
+        (None, [1, 2, 3], (3.0, 300)),  # too short for the rule: it counts whole
+        (None, [1, 2, 3, 4, 5], (None, None)),
+        (1.0, [1, 2, 3, 4, 5], (1.0, 100)),
+        (None, [20, 40, 60], (None, None)),  # long, but measured too seldom
+        (40.0, [20, 40, 60, 80, 100, 120], (40.0, 4000)),  # rounds, not places in a list
+    ],
+)
+def test_rounds_and_bytes_to_convergence(
+    converged: float | None, rounds: list[int], expected: tuple[float | None, int | None]
+) -> None:
+    found = fedmp.to_convergence(converged, {round: 100 * round for round in rounds})
+    assert (found["rounds_to_convergence"], found["bytes_to_convergence"]) == expected
+
+
+def test_table_5_has_what_the_audit_measured_below_it(tmp_path: Path) -> None:
+    stored = Path(__file__).parents[2] / "papers" / "fedmp_table5.json"
+    shown = render(Comparison(table("fedmp-5"), (), (stored,)), "text", tmp_path)
+    mean = json.loads(stored.read_text(encoding="utf-8"))["means"]["4"]
+    expected = [f"{mean['frechet']:.3f}", f"{mean['max_ssim']:.4f}", f"{mean['min_l2']:.4f}"]
+    (line,) = [text.split() for text in shown.splitlines() if text.startswith("stage 4 ")]
+    assert line[2:] == [*expected, f"{mean['identified']:.3f}"]
+    assert "not Inception" in shown
+    assert "reconstruction, ours" not in render(Comparison(table("fedmp-5"), ()), "text", tmp_path)
+
+
+# What the rounds tell -------------------------------------------------------------------------------------------------
+
+
+def courses(tmp_path: Path, id: str, rounds: dict[str, dict[str, list[float]]]) -> Comparison:
+    """A table of FedKPer's with one seed of each line, which went so."""
+    source = Path("bloodmnist.npz")
+    tree = fedkper.study_tree(source, {})
+    head = fedkper.head("bloodmnist", multi_round.header(tree))
+    planned = [(head, multi_round.plan(tree, line(id, label), fedkper.cell(source, 0), "hash")) for label in rounds]
+    figures = [{"shared_global_accuracy": course["shared_global_accuracy"][-1]} for course in rounds.values()]
+    path = write(tmp_path / "k.json", planned, figures, [*rounds.values()])
+    return Comparison(table(id), finished(path, "fedkper"))
+
+
+def test_figure_5_is_accuracy_at_matched_seconds(tmp_path: Path) -> None:
+    rounds = {
+        "fedavg": {"shared_global_accuracy": [0.25, 0.5, 0.4], "seconds": [1.0, 2.0, 4.0]},
+        "fedkper": {"shared_global_accuracy": [0.3, 0.75, 0.9], "seconds": [2.0, 4.0, 8.0]},
+    }
+    found = courses(tmp_path, "fedkper-fig5", rounds)
+    shown = render(found, "text", tmp_path)
+    assert "bloodmnist, 20 sites: accuracy at matched seconds of work\n---" in shown
+    lines = [text.split() for text in shown.splitlines()]
+    at = lines.index(["line", "1.0", "s", "2.0", "s", "3.0", "s", "4.0", "s"])
+    assert lines[at + 1 : at + 4] == [
+        ["fedavg", "0.250", "0.500", "0.500", "0.400"],
+        ["fedkper", "0.000", "0.300", "0.300", "0.750"],
+        ["fedkper", "over", "fedavg,", "%", "-100.0", "-40.0", "-40.0", "+87.5"],
+    ]
+    rows = list(csv.DictReader(io.StringIO(render(found, "csv", tmp_path))))
+    assert [(row["line"], row["column"], row["mean"]) for row in rows][2:4] == [
+        ("fedavg", "accuracy at matched seconds of work, 1.0 s", "0.250"),
+        ("fedavg", "accuracy at matched seconds of work, 2.0 s", "0.500"),
+    ]
+    assert r"\begin{tabular}{lrrrr}" in render(found, "latex", tmp_path)
+    alone = courses(tmp_path / "alone", "fedkper-fig5", {"fedavg": rounds["fedavg"]})
+    assert "matched seconds" not in render(alone, "text", tmp_path)
+
+
+def test_figure_3_is_the_longest_window_of_forgetting(tmp_path: Path) -> None:
+    accuracies = [0.3, 0.2, 0.35, 0.5, 0.3, 0.45, 0.1, 0.6, 0.2]  # what is lost at the end is never regained
+    found = courses(tmp_path, "fedkper-fig3", {"fedavg": {"shared_global_accuracy": accuracies}})
+    shown = [text.split() for text in render(found, "text", tmp_path).splitlines()]
+    assert ["fedavg,", "seed", "0", "4", "8", "0.500", "0.100"] in shown
+    steady = courses(tmp_path / "steady", "fedkper-fig3", {"fedavg": {"shared_global_accuracy": [0.1, 0.2, 0.3]}})
+    assert "the longest window" not in render(steady, "text", tmp_path)
 
 
 # Formats --------------------------------------------------------------------------------------------------------------
@@ -286,5 +375,6 @@ def test_results_that_cannot_be_read_are_told(text: str, message: str, tmp_path:
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(BadInput, match=message):
         read_finished([tmp_path / "bad.json"], "one-shot")
-    with pytest.raises(BadInput, match="there is no "):
-        result_files([tmp_path / "absent.json"])
+    absent, other = tmp_path / "absent.json", tmp_path / "other.json"
+    with pytest.raises(BadInput, match=f"there is no {absent}, {other}; give"):
+        result_files([absent, tmp_path, other, absent])

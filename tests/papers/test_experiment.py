@@ -9,7 +9,7 @@ import pytest
 
 from papers.filed import blood, one_shot_plan
 from wardround.errors import BadInput
-from wardround.papers import fedkper, fedmp, one_shot
+from wardround.papers import fedkper, fedmp, multi_round, one_shot
 from wardround.papers.experiment import Choice, Part, open_results, parts
 from wardround.papers.library import table
 
@@ -59,7 +59,7 @@ def test_an_entry_has_the_id_that_the_scripts_gave_it(tmp_path: Path) -> None:
     assert part.plans[0].id == planned.id
     tree = fedkper.study_tree(Path("bloodmnist.npz"), {})
     line = table("fedkper-1").entries[0]
-    assert fedkper.plan(tree, line, fedkper.cell(Path("bloodmnist.npz"), 2), "h").id == KNOWN["fedkper"]
+    assert multi_round.plan(tree, line, fedkper.cell(Path("bloodmnist.npz"), 2), "h").id == KNOWN["fedkper"]
     tree = fedmp.study_tree("shifted", {"train": {"precision": "bf16"}})
     line = table("fedmp-1").entries[1]
     assert fedmp.plan(tree, line, fedmp.cell(Path("wbc_sites.npz"), "shifted", 3), "h").id == KNOWN["fedmp"]
@@ -103,7 +103,11 @@ def test_what_is_missing_is_left_out_and_named(tmp_path: Path) -> None:
     ("id", "choice", "message"),
     [
         ("fedbicross-1", {}, "no images of fedbicross-1 are at hand: bloodmnist: .* is missing"),
-        ("fedbicross-1", {"datasets": ["bllod"]}, "'bllod' is no set of fedbicross-1 .* and no file; check the name"),
+        (
+            "fedbicross-1",
+            {"datasets": ["bllod", "blood", "drema", "bllod"]},
+            "'bllod', 'drema': no set of fedbicross-1 .* and no file; check the name",
+        ),
         ("fedbicross-1", {"levels": [0.4]}, "--alphas 0.4 is not in fedbicross-1; choose from 0.1, 0.2, 0.3, 0.5"),
         ("fedbicross-1", {"methods": ["fedmp"]}, "'fedmp' is not in fedbicross-1; choose from majority, "),
         ("fedbicross-fig3", {}, "nothing is run for fedbicross-fig3; Every run of a method that makes images"),

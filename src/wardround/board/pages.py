@@ -7,12 +7,13 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from wardround.board.index import Run
 from wardround.board.live import CURVES, Course
 from wardround.board.record import FIGURES
+from wardround.embedded import environment
 from wardround.report.charts import Line, lines
 from wardround.report.parts import View, drawn, tabulate
 from wardround.report.points import Axis, scatter
@@ -142,14 +143,7 @@ def address(name: str) -> str:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: plain(value) if type(value) is str else value,  # markup was made safe already
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    return environment(Path(__file__).parent / "templates", plain)
 
 
 def _render(template: str, **values: object) -> str:

@@ -64,7 +64,7 @@ def list_command(results: ResultFiles = None) -> None:
     grid.add_column("id", no_wrap=True)
     grid.add_column("cells done", justify="right", no_wrap=True)
     grid.add_column("title")
-    stored = _stored(results)
+    stored = _stored(_files(results))
     for table in tables():
         done, whole = Comparison(table, stored.get(table.family, ())).done()
         grid.add_row(table.id, f"{done} of {whole}" if whole else "–", table.title)
@@ -172,7 +172,8 @@ def table_command(
     if form not in get_args(Format):
         raise BadInput(f"--format {form!r} is unknown; use {', '.join(get_args(Format))}")
     asked = table(id)
-    found = Comparison(asked, _stored(results).get(asked.family, ()))
+    files = _files(results)
+    found = Comparison(asked, _stored(files).get(asked.family, ()), tuple(files))
     width = shutil.get_terminal_size((WIDE, 0)).columns if out is None else None
     text = render(found, form, data or _data_folder(), everything, width)  # type: ignore[arg-type]
     if out is None:
@@ -193,12 +194,17 @@ def mount(app: typer.Typer) -> None:
     app.add_typer(papers_app, name="papers")
 
 
-def _stored(given: list[Path] | None) -> dict[Any, tuple[Any, ...]]:
+def _files(given: list[Path] | None) -> list[Path]:
+    from wardround.papers.stored import result_files
+
+    return result_files(given or ())
+
+
+def _stored(files: list[Path]) -> dict[Any, tuple[Any, ...]]:
     """Everything that is finished, by family."""
     from wardround.papers.families import RUNS
-    from wardround.papers.stored import read_finished, result_files
+    from wardround.papers.stored import read_finished
 
-    files = result_files(given or ())
     return {family: tuple(read_finished(files, family)) for family in RUNS}
 
 

@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
-from wardround.papers.datasets import STAND_INS, stands_for
+from wardround.papers.datasets import DATASETS, STAND_INS, stands_for
 from wardround.papers.paper_setting import method_deviations, study_deviations
 from wardround.papers.schema import Column, Level, Line, Table, value
 from wardround.papers.stored import Finished
@@ -58,6 +59,8 @@ class Block:
     images: tuple[str, ...]
     rows: tuple[Row, ...]
     finished: tuple[Finished, ...]
+    cells: int  # seeds of every line and level, as many as the paper has
+    at_hand: int  # of these
 
     @property
     def has_ours(self) -> bool:
@@ -67,10 +70,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A whole table."""
+    """A whole table. `files` are all results at hand, for a table whose figures no run of the harness makes."""
 
     table: Table
     finished: tuple[Finished, ...]
+    files: tuple[Path, ...] = ()
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -83,39 +87,39 @@ class Comparison:
         further = [place for place in others if place[0] not in self.table.axes.datasets]
         return found + [self._block(name, self.table.axes.sites[0], sites) for name, sites in further]
 
+    def heading(self, block: Block) -> str:
+        """A block's name: its data set, its sites where they are counted, and what stands in for it."""
+        known = DATASETS.get(block.dataset)
+        of_places = self.table.family == "fedmp" or (known is not None and known.places)
+        stand_ins = [images for images in block.images if images != block.dataset]
+        by = f", measured on {', '.join(stand_ins)}" if stand_ins else ""
+        return f"{block.dataset}{'' if of_places else f', {block.sites} sites'}{by}"
+
     def done(self) -> tuple[int, int]:
         """How many seeds of cells of the paper's own axes are at hand, and how many there are in all."""
-        axes = self.table.axes
         if self.table.family is None:
             return 0, 0
-        lines = self.table.entries
-        whole = sum(len(self.table.site_counts(d)) for d in axes.datasets) * len(axes.levels) * len(lines)
-        own = [block for block in self.blocks if block.dataset in axes.datasets]
-        at_hand = sum(min(len(found), len(axes.seeds)) for block in own for found in self._cells(block))
-        return at_hand, whole * len(axes.seeds)
-
-    def _cells(self, block: Block) -> list[Seeds]:
-        return [
-            self._seeds(line, block.dataset, block.sites, level)
-            for line in self.table.entries
-            for level in self.table.axes.levels
-        ]
+        own = [block for block in self.blocks if block.dataset in self.table.axes.datasets]
+        return sum(block.at_hand for block in own), sum(block.cells for block in own)
 
     def _block(self, dataset: str, heading: int, sites: int) -> Block:
         rows: list[Row] = []
         used: list[Finished] = []
+        most, at_hand = len(self.table.axes.seeds), 0
         for line in self.table.entries:
             figures = []
             for level in self.table.axes.levels:
                 seeds = self._seeds(line, dataset, sites, level)
                 used += seeds
+                at_hand += min(len(seeds), most)
                 for number, column in enumerate(self.table.columns):
                     printed = self.table.beside(line, dataset, heading, level, number)
                     figures.append(Figure(column, level, _values(column, dataset, seeds), printed))
             rows.append(Row(line, tuple(figures)))
         rows += self._published_alone(dataset, heading)
         images = tuple(dict.fromkeys(found.entry["set"] for found in used))
-        return Block(dataset, sites, images, tuple(rows), tuple(used))
+        cells = len(self.table.entries) * len(self.table.axes.levels) * most
+        return Block(dataset, sites, images, tuple(rows), tuple(used), cells, at_hand)
 
     def _published_alone(self, dataset: str, heading: int) -> list[Row]:
         """The rows of a table that nothing of ours stands beside."""

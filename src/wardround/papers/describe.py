@@ -8,8 +8,9 @@ from typing import Any
 
 from wardround.papers.datasets import DATASETS
 from wardround.papers.families import RUNS
-from wardround.papers.paper_setting import study_tree
+from wardround.papers.paper_setting import shown, study_tree
 from wardround.papers.schema import Line, Table
+from wardround.report.values import dotted
 
 
 def describe(table: Table) -> str:
@@ -59,15 +60,8 @@ def _settings(table: Table) -> list[str]:
     return [*_flat(tree), *_flat({method: values for method, values in own.items() if method in methods})]
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
-    lines = []
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            lines += _flat(value, f"{prefix}{key}.")
-        else:
-            shown = str(value).lower() if isinstance(value, bool) else str(value)
-            lines.append(f"{prefix}{key} = {shown}")
-    return lines
+def _flat(tree: Mapping[str, Any]) -> list[str]:
+    return [f"{key} = {shown(value)}" for key, value in dotted(tree).items()]
 
 
 def _line(line: Line, of_a_paper: bool) -> str:

@@ -132,8 +132,10 @@ def _sites(table: Table, dataset: str, chosen: Sequence[int]) -> list[int]:
 
 def _sources(table: Table, datasets: Sequence[str], data: Path) -> tuple[dict[str, Path], list[str]]:
     """Where the images of each set are, and which are not there."""
-    found, missing = {}, []
-    for given in datasets or table.axes.datasets:
+    found: dict[str, Path] = {}
+    missing: list[str] = []
+    unknown: list[str] = []
+    for given in dict.fromkeys(datasets or table.axes.datasets):
         name = _named(table, given)
         known = DATASETS.get(name)
         if known is not None:
@@ -146,10 +148,12 @@ def _sources(table: Table, datasets: Sequence[str], data: Path) -> tuple[dict[st
         if not given.startswith(PHANTOMS) and not path.exists():
             path = data / f"{given}.npz"
             if not path.exists():
-                sets = ", ".join(table.axes.datasets)
-                raise BadInput(f"{given!r} is no set of {table.id} ({sets}) and no file; check the name")
+                unknown.append(repr(given))
         found[path.stem] = path
-    return found, missing
+    if unknown:
+        sets = ", ".join(table.axes.datasets)
+        raise BadInput(f"{', '.join(unknown)}: no set of {table.id} ({sets}) and no file; check the name")
+    return found, list(dict.fromkeys(missing))
 
 
 def _named(table: Table, given: str) -> str:

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wardround.methods.registry import find, make
-from wardround.papers.cells import Cell, Plan, images_source, named, study_record
+from wardround.papers.cells import Cell, Plan, images_source
 from wardround.papers.library import table
+from wardround.papers.multi_round import by_round
 from wardround.papers.runs import SECONDS, Runs, headlines, short
-from wardround.papers.schema import Line
 from wardround.settings import overlay, validate
 
 NAME = "fedkper_table1"
@@ -95,23 +94,6 @@ def study_tree(source: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def plan(tree: Mapping[str, Any], entry: Line, where: Cell, images: str) -> Plan:
-    """Check an entry's settings and name it by everything its figures depend on; `images` is the file's hash."""
-    own = dict(entry.settings)
-    settings = validate({**tree, "method": entry.method, "seed": where.place["seed"], "set": own})
-    record = {
-        "entry": entry.label,
-        "method": find(entry.method).name,
-        "settings": make(entry.method, own).settings.model_dump(mode="json"),
-    }
-    return named(where, settings, record, header(tree), images)
-
-
-def header(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The study's settings in full, but for what an entry, a seed or the machine decides."""
-    return study_record(validate(tree))
-
-
 def head(images: str, study: dict[str, Any]) -> dict[str, Any]:
     """What begins a file of results."""
     measures = {**MEASURES, "seconds": SECONDS}
@@ -127,5 +109,4 @@ class FedKPer(Runs):
     def figures(self, planned: Plan, run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         """Every measure, and a list by round of every series."""
         values = headlines(result)
-        rounds = {key: [short(point[key]) for point in result["rounds"]] for key in SERIES}
-        return {"figures": {key: short(values.get(key)) for key in MEASURES}, "rounds": rounds}
+        return {"figures": {key: short(values.get(key)) for key in MEASURES}, "rounds": by_round(result, SERIES)}

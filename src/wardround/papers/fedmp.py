@@ -14,8 +14,9 @@ from typing import Any, Literal
 from wardround import tensorfile
 from wardround.learn.predictor import Predictor
 from wardround.learn.stages import stage_name, stage_width
-from wardround.methods.registry import find, make
-from wardround.papers.cells import Cell, Plan, images_source, is_drawn, named, study_record
+from wardround.measure.forgetting import WINDOW
+from wardround.papers import multi_round
+from wardround.papers.cells import Cell, Plan, images_source, is_drawn
 from wardround.papers.runs import SECONDS, Runs, headlines, short
 from wardround.papers.schema import Line
 from wardround.settings import overlay, validate
@@ -67,7 +68,8 @@ MEASURES = {
     "global_balanced_accuracy": "mean recall of the classes of what sites deploy on the merged test, mean over sites",
     "shared_local_accuracy": "the shared model on each site's own test, mean over sites",
     "worst_site_accuracy": "what a site deploys on its own test, the lowest of the sites",
-    "rounds_to_convergence": "first round from which the running mean of five stays within a point of its final value",
+    "rounds_to_convergence": "first round from which the running mean of five stays within a point of its final value; "
+    "a run of fewer than five rounds counts whole",
     "bytes": "up and down in all rounds, without what sites take home",
     "bytes_to_convergence": "the same up to the round of convergence",
     "feature_distance": "FedMP's Eq. 4 at the end: the distance of a site's features to all sites' of the class over "
@@ -99,23 +101,11 @@ def study_tree(kind: Kind, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plan(tree: Mapping[str, Any], entry: Line, where: Cell, images: str) -> Plan:
-    """Check an entry's settings and name it by everything its figures depend on; `images` is what they are known by."""
-    natural = tree["data"]["partition"] == "natural"
-    drawn = {"sites": PHANTOM_SITES} if is_drawn(where.source) and natural else {}
-    data = {**tree["data"], "source": images_source(where.source), **drawn}
-    own = dict(entry.settings)
-    settings = validate({**tree, "data": data, "method": entry.method, "seed": where.place["seed"], "set": own})
-    record = {
-        "entry": entry.label,
-        "method": find(entry.method).name,
-        "settings": make(entry.method, own).settings.model_dump(mode="json"),
-    }
-    return named(where, settings, record, header(tree), images)
-
-
-def header(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The study's settings in full, but for what an entry, a cell or the machine decides."""
-    return study_record(validate(tree))
+    """An entry on the cell's images, which are not the file's: a file of results holds several sets."""
+    data: dict[str, Any] = {"source": images_source(where.source)}
+    if is_drawn(where.source) and tree["data"]["partition"] == "natural":
+        data["sites"] = PHANTOM_SITES
+    return multi_round.plan(tree, entry, where, images, data)
 
 
 def head(studies: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,16 +122,29 @@ class FedMP(Runs):
     def figures(self, planned: Plan, run: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         """Every measure, and a list by round of every series."""
         values = headlines(result)
-        rounds = {key: [short(point[key]) for point in result["rounds"]] for key in SERIES}
-        converged = values.get("rounds_to_convergence")
+        rounds = multi_round.by_round(result, SERIES)
+        bytes_by_round = {point["round"] + 1: point["bytes"] for point in result["rounds"]}
         reaches = [row["relative"] for row in result["features"] if row["relative"] is not None]
+        values |= to_convergence(values.get("rounds_to_convergence"), bytes_by_round)
         values |= {
             "bytes": rounds["bytes"][-1],
-            "bytes_to_convergence": None if converged is None else rounds["bytes"][int(converged) - 1],
             "feature_distance": sum(reaches) / len(reaches) if reaches else None,
             "embedding_width": _embedding_width(run, planned.record["settings"]),
         }
         return {"figures": {key: short(values.get(key)) for key in MEASURES}, "rounds": rounds}
+
+
+def to_convergence(converged: float | None, bytes_by_round: Mapping[int, int]) -> dict[str, Any]:
+    """The rounds until convergence and the bytes up to then; rounds count from 1, as `converged` does.
+
+    A run that is too short for the rule to ever hold, as few-shot FedMP's three rounds are, counts whole: its end was
+    set beforehand, and what it cost is all that it sent.
+    """
+    last = max(bytes_by_round)
+    if last < WINDOW:
+        converged = float(last)
+    reached = None if converged is None else bytes_by_round[int(converged)]
+    return {"rounds_to_convergence": converged, "bytes_to_convergence": reached}
 
 
 def _embedding_width(run: Path, settings: Mapping[str, Any]) -> int | None:

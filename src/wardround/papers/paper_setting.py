@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from wardround.papers import fedkper, fedmp, one_shot
+from wardround.papers import fedkper, fedmp, multi_round, one_shot
 from wardround.papers.cells import Cell, Plan
 from wardround.papers.datasets import DATASETS
 from wardround.papers.schema import Level, Line, Table
@@ -60,14 +60,16 @@ def cell(table: Table, source: Path, dataset: str, level: Level, seed: int) -> C
 
 def plan(table: Table, tree: Tree, line: Line, where: Cell, images: str) -> Plan:
     """A line in a cell, as its family plans it."""
-    make = {"one-shot": one_shot.plan, "fedkper": fedkper.plan, "fedmp": fedmp.plan}[table.family or "one-shot"]
-    return make(tree, line, where, images)
+    if table.family == "fedkper":
+        return multi_round.plan(tree, line, where, images)
+    if table.family == "fedmp":
+        return fedmp.plan(tree, line, where, images)
+    return one_shot.plan(tree, line, where, images)
 
 
 def header(table: Table, tree: Tree) -> Tree:
     """The settings that a file of results is headed by."""
-    make = {"one-shot": one_shot.header, "fedkper": fedkper.header, "fedmp": fedmp.header}
-    return make[table.family or "one-shot"](tree)
+    return one_shot.header(tree) if table.family == "one-shot" else multi_round.header(tree)
 
 
 def study_deviations(table: Table, dataset: str, sites: int, level: Level, study: Mapping[str, Any]) -> list[str]:
@@ -95,8 +97,9 @@ def _differences(whose: str, paper: Mapping[str, Any], ours: Mapping[str, Any], 
         if isinstance(paper[key], dict) and isinstance(ours[key], dict):
             yield from _differences(whose, paper[key], ours[key], f"{prefix}{key}.")
         elif paper[key] != ours[key]:
-            yield f"{prefix}{key} = {_shown(ours[key])} ({whose}: {_shown(paper[key])})"
+            yield f"{prefix}{key} = {shown(ours[key])} ({whose}: {shown(paper[key])})"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A setting as a person writes it."""
     return "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -11,25 +11,18 @@ from typing import Literal
 
 from wardround.data.sources import PHANTOMS
 from wardround.papers.cells import images_hash
-from wardround.papers.communication import costs
 from wardround.papers.comparison import Block, Comparison, Figure
 from wardround.papers.datasets import DATASETS, is_official
+from wardround.papers.further import NONE, Further, further
 from wardround.papers.schema import Level
 from wardround.papers.stored import Finished
 from wardround.papers.summaries import cells
 
 Format = Literal["text", "markdown", "latex", "csv"]
-NONE = "–"
 STUB = ("line", "", "seeds")  # headings before the figures'
 Lines = list[list[str]]
 SPECIAL = {char: f"\\{char}" for char in "&%$#_{}"}
 SPECIAL |= {"–": "--", "±": r"$\pm$", "α": r"$\alpha$", "λ": r"$\lambda$", "\\": r"\textbackslash{}"}
-COSTS = ["line", "rounds", "published GB", "by arithmetic GB", "declared in full GB"]
-COST_WORDS = (
-    "by arithmetic: what our methods declare to send, counted the paper's way (three sites, up and down, float32, "
-    "763 training images, 100 embeddings down, no batch-norm statistics), over the paper's rounds; in full: with "
-    "statistics, counters, labels and whatever else travels. FRAug's generator is not described in the paper."
-)
 
 
 def render(found: Comparison, form: Format, data: Path, everything: bool = False, width: int | None = None) -> str:
@@ -43,25 +36,17 @@ def render(found: Comparison, form: Format, data: Path, everything: bool = False
     parts = [_title(found, form)]
     for block in shown:
         for sheet in _sheets(found, block, width if form == "text" else None):
-            parts.append(_table(_heading(found, block) + sheet.of, sheet.head, sheet.lines, form))
-    if found.table.id == "fedmp-4":
-        parts.append(_table("communication by arithmetic", COSTS, _cost_lines(found), form))
-    notes = _notes(found, shown, data)
+            parts.append(_table(found.heading(block) + sheet.of, sheet.head, sheet.lines, form))
+    more = further(found)
+    for below in more:
+        title = f"{below.place}: {below.title}" if below.place else below.title
+        parts.append(_table(title, below.head, below.lines, form, stub=1))
+    notes = _notes(found, more, data)
     parts += [_list(title, lines, form) for title, lines in notes if lines]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 # Parts ----------------------------------------------------------------------------------------------------------------
-
-
-def _heading(found: Comparison, block: Block) -> str:
-    """The block's name: data set, sites, and what stands in for it."""
-    known = DATASETS.get(block.dataset)
-    places = found.table.family == "fedmp" or (known is not None and known.places)
-    stand_ins = [images for images in block.images if images != block.dataset]
-    by = f", measured on {', '.join(stand_ins)}" if stand_ins else ""
-    sites = "" if places else f", {block.sites} sites"
-    return f"{block.dataset}{sites}{by}"
 
 
 @dataclass(frozen=True)
@@ -113,24 +98,25 @@ def _rows(block: Block, columns: slice) -> Lines:
     lines: Lines = []
     for row in block.rows:
         here = row.figures[columns]
-        kinds = {"ours": [ours(f) for f in here], "paper": [f.published or NONE for f in here]}
+        most = max(len(f.ours) for f in here)
+        kinds = {"ours": [ours(f, most) for f in here], "paper": [f.published or NONE for f in here]}
         kinds["difference"] = [difference(f) for f in here]
         label = row.line.label
         for kind, figures in kinds.items():
             if any(figure != NONE for figure in figures):
-                seeds = str(max(len(f.ours) for f in here)) if kind == "ours" else ""
-                lines.append([label, kind, seeds, *figures])
+                lines.append([label, kind, str(most) if kind == "ours" else "", *figures])
                 label = ""
     return lines
 
 
-def ours(figure: Figure) -> str:
-    """Our mean with its deviation over seeds, in the paper's digits."""
+def ours(figure: Figure, seeds: int) -> str:
+    """Our mean with its deviation over seeds, in the paper's digits; where it is of fewer than `seeds`, of how many."""
     if figure.mean is None:
         return NONE
     digits = figure.column.digits
     spread = "" if figure.deviation is None else f"±{figure.deviation:.{digits}f}"
-    return f"{figure.mean:.{digits}f}{spread}"
+    fewer = f" ({len(figure.ours)})" if len(figure.ours) < seeds else ""
+    return f"{figure.mean:.{digits}f}{spread}{fewer}"
 
 
 def difference(figure: Figure) -> str:
@@ -138,21 +124,13 @@ def difference(figure: Figure) -> str:
     return NONE if figure.difference is None else f"{figure.difference:+.{figure.column.digits}f}"
 
 
-def _cost_lines(found: Comparison) -> Lines:
-    return [
-        [cost.label, str(cost.rounds), cost.printed, f"{cost.counted:.2f}", f"{cost.declared:.2f}"]
-        for cost in costs(found.table)
-    ]
-
-
-def _notes(found: Comparison, shown: Sequence[Block], data: Path) -> list[tuple[str, list[str]]]:
+def _notes(found: Comparison, more: Sequence[Further], data: Path) -> list[tuple[str, list[str]]]:
     table = found.table
     words = [text for text in (table.prints, table.see) if text]
-    if table.id == "fedmp-4":
-        words.append(COST_WORDS)
+    words += dict.fromkeys(below.words for below in more)
     if found.finished:
         less = "; difference: ours less the paper's" if table.published else ""
-        words.append(f"ours: mean ± sample deviation over seeds{less}")
+        words.append(f"ours: mean ± sample deviation over seeds; (n): over n of them only{less}")
     return [
         ("What it shows", [table.measures, *words]),
         (f"The {table.whose}'s protocol", list(table.protocol)),
@@ -188,14 +166,16 @@ def _officially(one: Finished, data: Path) -> str:
 
 def _missing(found: Comparison, data: Path) -> Iterable[str]:
     """What was not measured, set by set: the file that is missing and how to get it, or the command."""
-    left: dict[str, list[str]] = {}
+    left: dict[str, dict[str, list[str]]] = {}
     for block in found.blocks:
-        if not block.has_ours and block.dataset in DATASETS and found.table.family is not None:
-            left.setdefault(block.dataset, []).append(str(block.sites))
+        if block.at_hand < block.cells and block.dataset in found.table.axes.datasets and found.table.family:
+            kind = "sites in part" if block.has_ours else "sites"
+            left.setdefault(block.dataset, {}).setdefault(kind, []).append(str(block.sites))
     for dataset, sites in left.items():
         command = f"wardround papers run {found.table.id} --datasets {dataset}"
         why = DATASETS[dataset].missing(data) or f"the images are at hand: {command}"
-        yield f"{dataset} ({', '.join(sites)} sites): {why}"
+        parts = "; ".join(f"{', '.join(counts)} {kind}" for kind, counts in sites.items())
+        yield f"{dataset} ({parts}): {why}"
 
 
 # Forms ----------------------------------------------------------------------------------------------------------------
@@ -206,7 +186,8 @@ def _title(found: Comparison, form: Format) -> str:
     return marks.get(form, "") + found.table.title
 
 
-def _table(title: str, head: list[str], lines: Lines, form: Format) -> str:
+def _table(title: str, head: list[str], lines: Lines, form: Format, stub: int = 2) -> str:
+    """A titled table; its first `stub` columns are words and stand to the left."""
     if not lines:
         return ""
     if form == "markdown":
@@ -215,10 +196,10 @@ def _table(title: str, head: list[str], lines: Lines, form: Format) -> str:
     if form == "latex":
         rows = [" & ".join(map(_escaped, line)) + r" \\" for line in lines]
         top = " & ".join(map(_escaped, head)) + r" \\"
-        shape = "ll" + "r" * (len(head) - 2)
+        shape = "l" * stub + "r" * (len(head) - stub)
         rules = [r"\hline", top, r"\hline", *rows, r"\hline"]
         return "\n".join([f"% {title}", rf"\begin{{tabular}}{{{shape}}}", *rules, r"\end{tabular}"])
-    shown = [_aligned(line, _widths(head, lines)) for line in [head, *lines]]
+    shown = [_aligned(line, _widths(head, lines), stub) for line in [head, *lines]]
     return "\n".join([title, "-" * len(title), *shown])
 
 
@@ -226,9 +207,9 @@ def _widths(head: list[str], lines: Lines) -> list[int]:
     return [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
 
 
-def _aligned(line: list[str], widths: list[int]) -> str:
-    cells = [text.ljust(w) if i < 2 else text.rjust(w) for i, (text, w) in enumerate(zip(line, widths, strict=True))]
-    return "  ".join(cells).rstrip()
+def _aligned(line: list[str], widths: list[int], stub: int) -> str:
+    both = enumerate(zip(line, widths, strict=True))
+    return "  ".join(text.ljust(w) if i < stub else text.rjust(w) for i, (text, w) in both).rstrip()
 
 
 def _list(title: str, lines: Iterable[str], form: Format) -> str:
@@ -244,7 +225,7 @@ def _escaped(text: str) -> str:
 
 
 def _csv(found: Comparison) -> str:
-    """One line for every figure, measured or published."""
+    """One line for every figure, measured or published, and for every one of the sheets below."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     head = ("table", "dataset", "images", "sites", "level", "line", "column", "seeds", "mean", "deviation", "published")
@@ -258,6 +239,11 @@ def _csv(found: Comparison) -> str:
                 numbers = [_number(x, f) for x in (f.mean, f.deviation)]
                 figures = [len(f.ours), *numbers, f.published or "", _number(f.difference, f)]
                 writer.writerow([*place, row.line.label, f.column.name, *figures])
+    for below in further(found):
+        for label, *values in below.lines:
+            for heading, value in zip(below.head[1:], values, strict=True):
+                column, mean = f"{below.title}, {heading}", "" if value == NONE else value
+                writer.writerow([found.table.id, below.dataset, "", "", "", label, column, "", mean, "", "", ""])
     return out.getvalue()
 
 

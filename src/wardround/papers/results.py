@@ -63,13 +63,13 @@ def compact(tree: Mapping[str, Any]) -> str:
     return re.sub(r"\[[^][{}\"]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
 
 
-def read_results(path: Path, benchmark: str) -> dict[str, Any]:
-    """What an earlier start wrote."""
+def read_results(path: Path, benchmark: str, parts: Sequence[str] = PARTS) -> dict[str, Any]:
+    """What an earlier start wrote; `parts` are keys that it must have."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, dict) or found.get("benchmark") != benchmark:
             raise ValueError("it is not of this benchmark")
-        if lacking := [key for key in PARTS if key not in found]:
+        if lacking := [key for key in parts if key not in found]:
             raise ValueError(f"it has no {lacking[0]}")
     except (OSError, ValueError) as error:
         raise BadInput(

@@ -69,9 +69,8 @@ class Finished:
 
 def result_files(given: Sequence[Path]) -> list[Path]:
     """The files that are named, those of folders that are named, or those of the usual folders."""
-    for path in given:
-        if not path.exists():
-            raise BadInput(f"there is no {path}; give a file of results or a folder of them")
+    if absent := list(dict.fromkeys(str(path) for path in given if not path.exists())):
+        raise BadInput(f"there is no {', '.join(absent)}; give files of results or folders of them")
     found: list[Path] = []
     for path in given or FOLDERS:
         found += sorted(path.glob("*.json")) if path.is_dir() else [path] if path.exists() else []
@@ -80,7 +79,12 @@ def result_files(given: Sequence[Path]) -> list[Path]:
 
 def read_finished(files: Sequence[Path], family: Family) -> list[Finished]:
     """Every finished entry of a family; files of other benchmarks are passed over."""
-    return [found for file in files if _benchmark(file) == RUNS[family].benchmark for found in _read(file, family)]
+    return [found for file in files_of(files, RUNS[family].benchmark) for found in _read(file, family)]
+
+
+def files_of(files: Sequence[Path], benchmark: str) -> list[Path]:
+    """Those that this benchmark wrote."""
+    return [file for file in files if _benchmark(file) == benchmark]
 
 
 def _benchmark(file: Path) -> str | None:

@@ -17,6 +17,7 @@ from wardround.papers.results import Results
 from wardround.papers.runs import Runs
 from wardround.papers.worker import COMMAND
 from wardround.record.rundir import lock_directory
+from wardround.report.values import duration
 
 Say = Callable[[str], None]
 
@@ -76,14 +77,6 @@ class Work:
             return f"; {len(left)} left"
         unknown = f", and {len(left) - len(known)} of unknown length" if len(known) < len(left) else ""
         return f"; {len(left)} left, about {duration(sum(known) / min(self.jobs, len(left)))}{unknown}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 @dataclass(frozen=True)

@@ -135,12 +135,17 @@ def plural(n: int, one: str, many: str = "") -> str:
     return f"{n:,} {one if n == 1 else many or one + 's'}"
 
 
-def flat(value: Any, prefix: str = "") -> list[list[str]]:
-    """A nested dict as rows of (dotted name, value as JSON)."""
-    rows: list[list[str]] = []
+def dotted(value: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested dict as one, by dotted keys."""
+    found: dict[str, Any] = {}
     for key, item in as_dict(value).items():
-        if isinstance(item, dict) and item:
-            rows += flat(item, f"{prefix}{key}.")
-        else:
-            rows.append([f"{prefix}{key}", item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)])
-    return rows
+        found |= dotted(item, f"{prefix}{key}.") if isinstance(item, dict) and item else {f"{prefix}{key}": item}
+    return found
+
+
+def flat(value: Any) -> list[list[str]]:
+    """A nested dict as rows of (dotted name, value as JSON)."""
+    return [
+        [key, item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)]
+        for key, item in dotted(value).items()
+    ]

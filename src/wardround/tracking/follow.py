@@ -18,7 +18,7 @@ from typing import Any
 from wardround.errors import BadInput
 from wardround.record.follow import RESULT, Follower
 from wardround.record.plain import json_object, read, stamp
-from wardround.report.values import as_count, as_dict, as_number, as_records, as_text
+from wardround.report.values import as_count, as_dict, as_number, as_records, as_text, dotted
 from wardround.tracking.sink import Sink, open_sink, plain_name
 
 EVERY = 2.0  # seconds between two looks at a run that is under way
@@ -35,7 +35,7 @@ class Track:
         self.follower = Follower(run)
         self.notes: list[str] = []
         self.is_over = False
-        self.sink.settings(_flat(json_object(read(run / SETTINGS))))
+        self.sink.settings(dotted(json_object(read(run / SETTINGS))))
 
     def go_on(self) -> None:
         """Log what has become certain since last time."""
@@ -151,13 +151,3 @@ def _name(row: dict[str, Any]) -> str:
 
 def _listed(notes: Sequence[str]) -> str:
     return "\n".join(f"- {' '.join(note.split())}" for note in notes)
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
