@@ -1,8 +1,8 @@
 """Why our figures differ from FedKPer's Table 1: its two ends, FedAvg and FedKPer, under other readings of the study.
 
 The paper and its code leave open which draw of the partition was used (it is cached without its seed), and differ from
-each other in momentum and batch size. Each reading changes one of these and nothing else. It is stopped and goes on as
-`fedkper_table.py` does.
+each other in momentum, batch size and decay of the rate. Each reading changes what its name says and nothing else. It
+is stopped and goes on as `fedkper_table.py` does.
 
     python benchmarks/fedkper_readings.py bloodmnist.npz --out papers/fedkper_readings.json --jobs 2
     python benchmarks/fedkper_readings.py --table --out papers/fedkper_readings.json
@@ -35,8 +35,10 @@ READINGS: dict[str, dict[str, Any]] = {
     "partition 1": {"data": {"partition_seed": 1}},
     "partition 2": {"data": {"partition_seed": 2}},
     "partition 3": {"data": {"partition_seed": 3}},
+    "rate not decayed": {"train": {"round_decay": 1.0}},  # the paper has no decay, its code 0.99 a round
     "no momentum": {"train": {"momentum": 0.0}},  # the paper has none, its code 0.9
     "batch 50": {"train": {"batch": 50}},  # the code's default; its script has 12
+    "no momentum, batch 50": {"train": {"momentum": 0.0, "batch": 50}},
     "uncapped": {"data": {"capped": False}},  # a plain Dirichlet draw
 }
 
