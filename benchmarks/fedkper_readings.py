@@ -32,9 +32,7 @@ SAME = ("readings",)
 COMPARED = ("fedavg", "fedkper")
 READINGS: dict[str, dict[str, Any]] = {
     "as in the table": {},
-    "partition 1": {"data": {"partition_seed": 1}},
-    "partition 2": {"data": {"partition_seed": 2}},
-    "partition 3": {"data": {"partition_seed": 3}},
+    **{f"partition {seed}": {"data": {"partition_seed": seed}} for seed in range(1, 7)},
     "rate not decayed": {"train": {"round_decay": 1.0}},  # the paper has no decay, its code 0.99 a round
     "no momentum": {"train": {"momentum": 0.0}},  # the paper has none, its code 0.9
     "batch 50": {"train": {"batch": 50}},  # the code's default; its script has 12
