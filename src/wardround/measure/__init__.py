@@ -10,7 +10,7 @@ from wardround.measure.answers import (
     effective_trials,
     wilson,
 )
-from wardround.measure.forgetting import backward_transfer, consistency, recoveries, settled_after
+from wardround.measure.forgetting import backward_transfer, consistency, forgetting_intervals, settled_after
 from wardround.measure.manifold import Reach, reaches
 from wardround.measure.projection import neighbourhoods, principal_components, project
 from wardround.measure.rounds import OVER_ROUNDS, Course, course
@@ -32,6 +32,7 @@ __all__ = [
     "count_answers",
     "course",
     "effective_trials",
+    "forgetting_intervals",
     "headlines",
     "last_and_best",
     "macro_auc",
@@ -40,7 +41,6 @@ __all__ = [
     "principal_components",
     "project",
     "reaches",
-    "recoveries",
     "settled_after",
     "tally",
     "wilson",

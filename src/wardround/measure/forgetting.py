@@ -16,26 +16,27 @@ WITHIN = 0.01  # of the final running mean: one point of accuracy
 def consistency(accuracies: Sequence[float]) -> float:
     """1 less the average inter-peak forgetting rate, 1 − AIPFR (Eq. 7 to 9); 1 where there is nothing to average.
 
-    An interval begins at a record and ends at the first later round that is at least as good, which is the next record.
-    Its rate is the sum of |A_peak − A| / A_peak over the interval, both ends included (so a record that is passed by
-    far counts as deviation, as Eq. 7 is written), divided by its length. Intervals without a round in between do not
-    count, nor does the tail after the last record. A peak of 0 is passed by the very next round, so nothing is
-    divided by 0.
+    The rate of an interval is the sum of |A_peak − A| / A_peak over it, both ends included (so a record that is passed
+    by far counts as deviation, as Eq. 7 is written), divided by its length. A peak of 0 is passed by the very next
+    round, so nothing is divided by 0.
     """
     rates = [
         math.fsum(abs(accuracies[peak] - a) for a in accuracies[peak : end + 1]) / accuracies[peak] / (end - peak)
-        for peak, end in recoveries(accuracies)
-        if end - peak >= 2
+        for peak, end in forgetting_intervals(accuracies)
     ]
     return 1 - math.fsum(rates) / len(rates) if rates else 1.0
 
 
-def recoveries(accuracies: Sequence[float]) -> Iterator[tuple[int, int]]:
-    """From each record, which it is the place of, to the first later value that is at least as high."""
+def forgetting_intervals(accuracies: Sequence[float]) -> Iterator[tuple[int, int]]:
+    """Places from a record to the first later value that is at least as high, which is the next record.
+
+    A record that is passed in the very next round lost nothing and is no interval, nor is the tail after the last one.
+    """
     peak = 0
     for index in range(1, len(accuracies)):
         if accuracies[index] >= accuracies[peak]:
-            yield peak, index
+            if index - peak >= 2:
+                yield peak, index
             peak = index
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wardround.measure.forgetting import recoveries
+from wardround.measure.forgetting import forgetting_intervals
 
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of the seconds that the fastest run took
 
@@ -56,7 +56,7 @@ class Window:
 
 def longest_window(accuracies: Sequence[float]) -> Window | None:
     """The longest time in which a record was lost and regained; None where it never was."""
-    lost = [(peak, end) for peak, end in recoveries(accuracies) if end - peak >= 2]
+    lost = list(forgetting_intervals(accuracies))
     if not lost:
         return None
     peak, end = max(lost, key=lambda window: window[1] - window[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wardround.measure import recoveries
+from wardround.measure import forgetting_intervals
 from wardround.report import charts
 from wardround.report.charts import Line
 from wardround.report.index import Index, Measure, pool
@@ -89,9 +89,9 @@ def curves_view(methods: Sequence[str], index: Index) -> list[View]:
 
 
 def lost_in(points: Curve) -> list[tuple[int, int]]:
-    """Places of the forgetting intervals among the defined values; a record passed in the next round lost nothing."""
+    """Places of the forgetting intervals among the defined values."""
     values = [value for _, value in sorted(points.items()) if value is not None]
-    return [(peak, end) for peak, end in recoveries(values) if end - peak >= 2]
+    return list(forgetting_intervals(values))
 
 
 def forgotten(title: str, curves: Mapping[str, Curve]) -> View:
