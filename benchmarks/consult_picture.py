@@ -17,8 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pages import filled
-from wardround.errors import WardroundError
+from pages import fill
 
 OURS = ("consult", "consult-distilled")
 SIDE, GAP, LEFT, TOP, LINE = 250, 52, 46, 34, 17
@@ -190,14 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", default="bloodmnist")
     given = parser.parse_args(arguments)
     drawn, text = figures(json.loads(given.results.read_text(encoding="utf-8")), given.set, f"{given.page.stem}.svg")
-    try:
-        page = filled(given.page.read_text(encoding="utf-8"), "consult_picture.py", text, given.page)
-    except WardroundError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    given.page.write_text(page, encoding="utf-8")
-    given.page.with_suffix(".svg").write_text(drawn, encoding="utf-8")
-    return 0
+    return fill(given.page, {"consult_picture.py": text}, drawn)
 
 
 if __name__ == "__main__":

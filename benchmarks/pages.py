@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from wardround.errors import BadInput
@@ -14,7 +16,21 @@ def begin(script: str) -> str:
     return f"<!-- figures: {script} -->"
 
 
-def filled(page: str, script: str, text: str, path: Path) -> str:
+def fill(page: Path, parts: Mapping[str, str], picture: str) -> int:
+    """Write new text between the marks of some scripts, and the picture beside the page; the exit code."""
+    text = page.read_text(encoding="utf-8")
+    try:
+        for script, figures in parts.items():
+            text = _filled(text, script, figures, page)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    page.write_text(text, encoding="utf-8")
+    page.with_suffix(".svg").write_text(picture, encoding="utf-8")
+    return 0
+
+
+def _filled(page: str, script: str, text: str, path: Path) -> str:
     """A page with new text between the marks of a script."""
     before, opened, rest = page.partition(begin(script))
     _, closed, after = rest.partition(END)

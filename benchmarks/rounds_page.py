@@ -18,8 +18,7 @@ from typing import Any
 import fedkper_readings
 import fedkper_summary
 import fedmp_summary
-from pages import filled
-from wardround.errors import WardroundError
+from pages import fill
 from wardround.report.charts import Line, lines
 from wardround.report.plots import standing_alone
 from wardround.report.svg import Label
@@ -72,16 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("page", type=Path)
     given = parser.parse_args(arguments)
     drawn, parts = figures(given.results)
-    page = given.page.read_text(encoding="utf-8")
-    try:
-        for part, text in parts.items():
-            page = filled(page, f"rounds_page.py, {part}", text, given.page)
-    except WardroundError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    given.page.write_text(page, encoding="utf-8")
-    given.page.with_suffix(".svg").write_text(drawn, encoding="utf-8")
-    return 0
+    return fill(given.page, {f"rounds_page.py, {part}": text for part, text in parts.items()}, drawn)
 
 
 if __name__ == "__main__":

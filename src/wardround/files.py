@@ -53,3 +53,13 @@ def cannot_write(path: Path, error: OSError) -> WardroundError:
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return BadInput(f"{path} cannot be written ({error.strerror}); choose a folder you may write to")
     return BadInput(f"{path} cannot be written: {error.strerror or error}; choose another place")
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a file that a person wrote; `what` names it in complaints."""
+    try:
+        return path.read_text(encoding="utf-8-sig")  # Windows' editors put a mark in front
+    except OSError as error:
+        raise BadInput(f"cannot read {what} {path}: {error.strerror}; check the path") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from wardround.errors import BadInput
+from wardround.files import read_text
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -151,12 +152,7 @@ class Settings(Frozen):
 def read_study_file(path: Path) -> dict[str, Any]:
     """The settings in a TOML study file, or in the settings.json that a run wrote."""
     kind = "JSON" if path.suffix == ".json" else "TOML"
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # Windows' editors put a mark in front
-    except OSError as error:
-        raise BadInput(f"cannot read study file {path}: {error.strerror}; check the path") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
+    text = read_text(path, "study file")
     try:
         found = json.loads(text) if kind == "JSON" else tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -10,6 +10,7 @@ from typing import Any
 from wardround.errors import BadInput
 from wardround.exchange.keys import FINGERPRINT
 from wardround.exchange.policy.rules import OF_SINGLE_IMAGES, ORDINARY, Policy, Privacy
+from wardround.files import read_text
 from wardround.methods.registry import known
 from wardround.settings import checked, hint, keys
 
@@ -23,12 +24,7 @@ def read_policy(path: Path | None) -> Policy:
     """The policy in a TOML file; None: the default rules. A file that was named and cannot be used is an error."""
     if path is None:
         return Policy()
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # Windows' editors put a mark in front
-    except OSError as error:
-        raise BadInput(f"cannot read the policy {path}: {error.strerror}; check the path") from error
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 text ({error.reason}); save it as UTF-8") from error
+    text = read_text(path, "the policy")
     try:
         tree = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
