@@ -17,6 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from one_shot_entries import ABLATIONS
 from pages import fill
 
 OURS = ("consult", "consult-distilled")
@@ -50,11 +51,17 @@ def points(row: Mapping[str, Any]) -> list[Point]:
     return found[:1] if same else found
 
 
-def chosen(tree: Mapping[str, Any], images: str) -> dict[float, dict[str, list[Point]]]:
+def whole_methods(tree: Mapping[str, Any], images: str) -> list[Mapping[str, Any]]:
+    """What a file has of a set; ablations of a method are for the papers' tables."""
+    parts = {line.label for line in ABLATIONS}
+    return [row for row in tree["summary"] if row["set"] == images and row["entry"] not in parts]
+
+
+def chosen(rows: Iterable[Mapping[str, Any]]) -> dict[float, dict[str, list[Point]]]:
     """By level of skew and method; methods in one order, ours first, then by what they reach at the first level."""
     by: dict[float, dict[str, list[Point]]] = {}
-    for row in tree["summary"]:
-        if row["set"] == images and row["alpha"] is not None:
+    for row in rows:
+        if row["alpha"] is not None:
             by.setdefault(row["alpha"], {})[row["entry"]] = points(row)
     levels = sorted(by)
 
@@ -164,8 +171,8 @@ def of_fewer_seeds(rows: Iterable[Mapping[str, Any]], seeds: Sequence[int]) -> s
 
 def figures(tree: Mapping[str, Any], images: str, picture_name: str) -> tuple[str, str]:
     """The picture, and what stands between the marks of the page."""
-    by = chosen(tree, images)
-    rows = [row for row in tree["summary"] if row["set"] == images]
+    rows = whole_methods(tree, images)
+    by = chosen(rows)
     seeds = sorted({seed for row in rows for seed in row["seeds"]})
     data = tree["study"]
     what = (

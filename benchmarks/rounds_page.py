@@ -25,21 +25,26 @@ from wardround.report.svg import Label
 
 DRAWN = ("fedkper", "fedntd", "fedavg", "fedper")
 WINDOW = 5  # rounds of the running mean that is drawn
-SOURCES = {  # the mark of a part, the file it is from, and how it is written
-    "fedkper": ("fedkper_table1", fedkper_summary.markdown),
-    "readings": ("fedkper_readings", fedkper_readings.markdown),
-    "wbc_sites": ("fedmp_tables", fedmp_summary.markdown),
-    "dermamnist": ("fedmp_tables_30_rounds", fedmp_summary.markdown),
+SOURCES = {  # the mark of a part, the file it is from, the set of images in it, and how it is written
+    "fedkper": ("fedkper_table1", "bloodmnist", fedkper_summary.markdown),
+    "readings": ("fedkper_readings", "bloodmnist", fedkper_readings.markdown),
+    "wbc_sites": ("fedmp_tables", "wbc_sites", fedmp_summary.markdown),
+    "dermamnist": ("fedmp_tables_30_rounds", "dermamnist", fedmp_summary.markdown),
+    "dermamnist, 100 rounds": ("fedmp_tables", "dermamnist", fedmp_summary.markdown),
 }
 
 
 def figures(folder: Path) -> tuple[str, dict[str, str]]:
     """The picture, and what stands between the marks of the page."""
-    trees = {
-        part: json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for part, (name, _) in SOURCES.items()
-    }
-    parts = {part: _below_a_heading(write(trees[part])) for part, (_, write) in SOURCES.items()}
+    trees = {part: _of_set(folder / f"{name}.json", images) for part, (name, images, _) in SOURCES.items()}
+    parts = {part: _below_a_heading(write(trees[part])) for part, (_, _, write) in SOURCES.items()}
     return picture(trees["fedkper"]["entries"]), parts
+
+
+def _of_set(path: Path, images: str) -> dict[str, Any]:
+    """A file of results, with what it has of one set of images."""
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    return {**tree, **{key: [line for line in tree[key] if line["set"] == images] for key in ("entries", "summary")}}
 
 
 def _below_a_heading(text: str) -> str:
