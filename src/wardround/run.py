@@ -126,6 +126,7 @@ class Job:
             raise
         finally:
             run.close()
+            self.prepared.device.release()
         self._conclude(path, "run", study, {method.name: path})
 
     def _conclude(self, path: Path, kind: str, study: Study, runs: dict[str, Path]) -> None:

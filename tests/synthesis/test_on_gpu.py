@@ -1,8 +1,11 @@
 """What only a GPU can show: our kernels against plain PyTorch, and captured steps against the same steps one by one."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from wardround.api import simulate
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay
 from wardround.models import NetSpec, fresh
@@ -101,3 +104,13 @@ def test_a_replay_sees_its_inputs_change_and_changes_state_once_a_call() -> None
     given = [torch.full((), float(i), device="cuda") for i in range(8)]
     assert [float(replay(value)) for value in given] == [0.0, 2.0, 6.0, 12.0, 20.0, 30.0, 42.0, 56.0]
     assert float(total) == 28.0
+
+
+def test_what_a_run_captured_is_given_back(tmp_path: Path) -> None:
+    def held_after(name: str) -> int:
+        simulate("fedbicross", preset="demo", device="cuda", out=tmp_path / name, progress=False)
+        return torch.cuda.memory_reserved()
+
+    held_after("first")  # what the process keeps for good, such as the libraries' workspaces, is made here
+    second = held_after("second")
+    assert held_after("third") == second

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 from collections.abc import Iterator
@@ -32,6 +33,16 @@ class Device:
     def is_cuda(self) -> bool:
         """Whether this is a GPU."""
         return self.torch.type == "cuda"
+
+    def release(self) -> None:
+        """Give back what ended work still holds of a GPU's memory, so that the next run, or a neighbour, has it.
+
+        A captured step and what it belongs to refer to each other, and Python looks for such rings only when it has
+        made many objects of its own: after a dozen methods they held 30 GB.
+        """
+        if self.is_cuda:
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def __str__(self) -> str:
         if self.is_cuda:
