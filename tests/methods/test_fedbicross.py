@@ -16,12 +16,13 @@ from wardround.errors import BadInput, RunFailed
 from wardround.exchange.bundle import Bundle
 from wardround.learn.fit import weights_hash
 from wardround.learn.pixels import normalise
+from wardround.learn.predictor import Member
 from wardround.learn.statistics import retaken
 from wardround.methods.base import Context, join_groups, layout_groups
 from wardround.methods.cross_cluster import StageTwo
 from wardround.methods.fedbicross import FedBiCross, PersonalDistillation
 from wardround.methods.state import State
-from wardround.models import Weights, spec_layout
+from wardround.models import Weights, fresh, spec_layout
 from wardround.synthesis import clusters, simplex, subspaces
 
 SHORT = {"trajectories": 2, "steps": 6, "samples": 3, "batch": 8, "probes": 4}
@@ -102,6 +103,28 @@ def test_identical_models_are_one_cluster_with_a_shared_model(three: Three) -> N
 
 
 # Stage 2 --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_may_begin_as_the_central_member(three: Three) -> None:
+    """At a rate that moves nothing, what comes out of Stage 2 is what went in."""
+    ctx, answers = three
+    own = {"begin": "member", "lr": 1e-30, "recalibrate": "none", "steps": 3}
+    for k, expected in ((3, ["site-1", "site-2", "site-3"]), (1, None)):
+        *_, state = method(**own, clusters=k).absorb(ctx, State(), answers)
+        found = [dict(state.groups[f"model-{c:03d}"]) for c in range(k)]
+        sent = {site: join_groups(bundle) for site, bundle in answers.items()}
+        for c, model in enumerate(found):
+            of = [site for site, weights in sent.items() if torch.equal(weights["head.weight"], model["head.weight"])]
+            assert of == ([expected[c]] if expected else of[:1])
+            assert len(of) == 1
+
+
+def test_a_model_begins_at_random_where_no_member_is_like_it(three: Three) -> None:
+    ctx, answers = three
+    wider = {site: replace(ctx.study.spec(site), width=3) for site in ctx.study.sites}
+    members = {site: Member(spec, fresh(spec, torch.Generator())) for site, spec in wider.items()}
+    state = method(begin="member", clusters=1).clustered(ctx, members, answers)
+    assert state.facts["central"] == [None]
 
 
 def test_the_weights_learn_and_stay_shares(three: Three) -> None:

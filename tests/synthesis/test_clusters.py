@@ -9,7 +9,7 @@ import torch
 
 from wardround.learn.predictor import Member
 from wardround.models import NetSpec, fresh
-from wardround.synthesis.clusters import answers_to_noise, group, parameters, similarity
+from wardround.synthesis.clusters import answers_to_noise, central, group, parameters, similarity
 
 SPEC = NetSpec("small", 3, 4, 8, width=2)
 CPU = torch.device("cpu")
@@ -116,3 +116,11 @@ def test_similarity_by_hand() -> None:
     torch.testing.assert_close(found[0], row / row.sum())
     torch.testing.assert_close(found.sum(dim=1), torch.ones(3, dtype=torch.float64))
     assert similarity(points(4, 5), [0, 0]).tolist() == [[1.0]]
+
+
+def test_the_central_point_by_hand() -> None:
+    """0, 2, 7 have the centre 3; without the 2, the 0 is nearest. Of 4 and 6 the first; a cluster may have nobody."""
+    of = (0, 0, 0, 1, 1, 2)
+    apart = points(0, 2, 7, 4, 6, 50)
+    assert central(apart, of, [True] * 6) == [1, 3, 5]
+    assert central(apart, of, [True, False, True, False, True, False]) == [0, 4, None]

@@ -38,7 +38,7 @@ UNANSWERED = "the synthesis diverged: what teachers say to its images is no long
 class Cluster:
     """One cluster at work: its teachers, their copies that follow the noise, its images and the model that learns."""
 
-    def __init__(self, ctx: Context, s: Any, state: State, k: int, members: list[Member]) -> None:
+    def __init__(self, ctx: Context, s: Any, state: State, k: int, members: list[Member], begin: Member | None) -> None:
         study, device, precision = ctx.study, ctx.device.torch, ctx.study.settings.train.precision
         spec = study.student_spec
         self.k = k
@@ -48,7 +48,8 @@ class Cluster:
         self.synthesis = Synthesis(self.teachers, labels, (study.channels, study.size, study.size), s.inversion())
         self.follow = Replay(self.adapted.follow, device)
         self.ask = Replay(lambda images: (self.teachers.logits(images), self.adapted.logits(images)), device)
-        weights = state.groups.get(group_name("model", k)) or study.fresh_weights(spec, "cluster model", f"cluster-{k}")
+        start = begin.weights if begin else study.fresh_weights(spec, "cluster model", f"cluster-{k}")
+        weights = state.groups.get(group_name("model", k)) or start
         self.student = Student(spec, dict(weights), device, s.momentum, s.weight_decay, precision)
         self.student.restore_momentum(state.groups.get(group_name("momentum", k), {}))
         training = s.batch - max(2, round(VALIDATION_SHARE * s.batch))
@@ -80,9 +81,11 @@ class StageTwo:
         self.ctx, self.settings = ctx, settings
         self.cross = state.groups[CROSS]["weights"].clone()
         self.facts = dict(state.facts)
+        clusters = state.facts["clusters"]
+        begin = state.facts.get("central", [None] * len(clusters))  # known until there is a model to go on with
         self.clusters = [
-            Cluster(ctx, settings, state, k, [members[site] for site in sites])
-            for k, sites in enumerate(state.facts["clusters"])
+            Cluster(ctx, settings, state, k, [members[site] for site in sites], members.get(begin[k]))
+            for k, sites in enumerate(clusters)
         ]
         self.rehearsal = self._rehearsal(state) if settings.rehearsal else None
         self.watch = Stopwatch(ctx.device.torch, state.facts.get("work"))

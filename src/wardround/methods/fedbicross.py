@@ -20,7 +20,9 @@ What the paper leaves open, and what is done here:
 - Running statistics of G mix noise levels, so they are taken anew from the last images, as many of each cluster as its
   weight says (`recalibrate = "synthetic"`), and again at the site from its own images before anything else (`"site"`,
   the default): those of synthetic images do not fit real ones.
-- `rehearsal` is ours, and 0 by default: more steps of Eq. 7 on images that were kept (`synthesis/rehearsal.py`).
+- `rehearsal` is ours, and 0 by default: more steps of Eq. 7 on images that were kept (`synthesis/rehearsal.py`). So is
+  `begin = "member"`: G_k begins as the uploaded model nearest to its cluster's centre, not at random as in Algorithm 1.
+  Where no member has the student's architecture it is random still.
 - The batch is split 80/20 by position; labels are cyclic, so both parts hold all classes alike.
 - Stage 3 trains as the site does, at `personal_lr`, and keeps the last epoch: Algorithm 1 has no validation images
   there, and of a site's few the first epoch that is right about all would be taken. A site whose model is in no
@@ -56,7 +58,7 @@ from wardround.models import Weights
 from wardround.settings import Count, Epochs, NotNegative, Positive, Share
 from wardround.study import Study
 from wardround.synthesis import subspaces
-from wardround.synthesis.clusters import Clustering, answers_to_noise, group, parameters, similarity
+from wardround.synthesis.clusters import Clustering, answers_to_noise, central, group, parameters, similarity
 from wardround.synthesis.student import distillation
 
 OWN, SUBSPACE = "own", "subspace"
@@ -91,6 +93,7 @@ class FedBiCross(OneShot):
         trajectories: Count = 20
         samples: Count = 6  # S
         inner: Literal["sampled", "all"] = "sampled"
+        begin: Literal["random", "member"] = "random"  # G_k^(0)
         lr: Positive = 1e-2  # η_G
         schedule: Literal["step", "cosine"] = "step"
         eta_w: Positive = 0.01
@@ -204,6 +207,10 @@ class FedBiCross(OneShot):
             "silhouettes": {str(k): value for k, value in found.silhouettes.items()},
             "course": [_rounded(cross)],
         }
+        if s.begin == "member":
+            alike = [member.spec == study.student_spec for member in models]
+            names = [*members]
+            facts["central"] = [None if i is None else names[i] for i in central(points, found.labels, alike)]
         if s.clustering != "subspaces":  # there a point is a row of angles already
             facts["similarity"] = {"sites": [*members], "of": s.clustering, "values": _alike(torch.from_numpy(points))}
         return State({CROSS: {"weights": cross}}, facts)

@@ -105,6 +105,17 @@ def similarity(points: Points, labels: Sequence[int]) -> Tensor:
     return near / near.sum(dim=1, keepdim=True)
 
 
+def central(points: Points, labels: Sequence[int], among: Sequence[bool]) -> list[int | None]:
+    """Of each cluster the point nearest to its centre, of equals the first; only points `among` can be it."""
+    of, allowed = np.asarray(labels), np.asarray(among)
+    found: list[int | None] = []
+    for k in range(max(labels) + 1):
+        candidates = np.flatnonzero((of == k) & allowed)
+        apart = np.linalg.norm(points[candidates] - points[of == k].mean(axis=0), axis=1)
+        found.append(int(candidates[apart.round(9).argmin()]) if len(candidates) else None)
+    return found
+
+
 def _labels(points: Points, clustering: Clustering, k: int, seed: int) -> tuple[int, ...]:
     if k == 1:
         return (0,) * len(points)
