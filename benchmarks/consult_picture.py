@@ -17,7 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from one_shot_entries import ABLATIONS
+from one_shot_entries import ENTRIES
 from pages import fill
 
 OURS = ("consult", "consult-distilled")
@@ -52,9 +52,9 @@ def points(row: Mapping[str, Any]) -> list[Point]:
 
 
 def whole_methods(tree: Mapping[str, Any], images: str) -> list[Mapping[str, Any]]:
-    """What a file has of a set; ablations of a method are for the papers' tables."""
-    parts = {line.label for line in ABLATIONS}
-    return [row for row in tree["summary"] if row["set"] == images and row["entry"] not in parts]
+    """What a file has of a set, but for parts and variants of a method."""
+    whole = {line.label for line in ENTRIES} | {*OURS}
+    return [row for row in tree["summary"] if row["set"] == images and row["entry"] in whole]
 
 
 def chosen(rows: Iterable[Mapping[str, Any]]) -> dict[float, dict[str, list[Point]]]:

@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--preset", help="a named preset or a TOML file; without one, every method's own defaults")
     parser.add_argument("--methods", nargs="+", help="entries by name up to the comma, or any other method")
     parser.add_argument("--ablations", action="store_true", help="also FedBiCross's Table 2 and FedISCA's code")
+    parser.add_argument("--readings", action="store_true", help="also what FedBiCross and DENSE leave open")
     parser.add_argument("--alphas", type=float, nargs="+", default=[0.1, 0.3, 0.5])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--sites", type=int)
@@ -72,7 +73,7 @@ def _start(options: argparse.Namespace) -> int:
     # A whole grid of one seed before the next seed.
     seeds, alphas = dict.fromkeys(options.seeds), dict.fromkeys(options.alphas)
     cells = [cell(path, alpha, seed) for seed in seeds for path in hashes for alpha in alphas]
-    entries = chosen(options.methods, options.ablations)
+    entries = chosen(options.methods, options.ablations, options.readings)
     plans = [plan(tree, entry, where, hashes[where.source]) for where in cells for entry in entries]
     return fill(options, OneShot, results, plans, markdown, began)
 

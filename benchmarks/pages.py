@@ -16,8 +16,8 @@ def begin(script: str) -> str:
     return f"<!-- figures: {script} -->"
 
 
-def fill(page: Path, parts: Mapping[str, str], picture: str) -> int:
-    """Write new text between the marks of some scripts, and the picture beside the page; the exit code."""
+def fill(page: Path, parts: Mapping[str, str], picture: str | None = None) -> int:
+    """Write new text between the marks of some scripts, and a picture beside the page; the exit code."""
     text = page.read_text(encoding="utf-8")
     try:
         for script, figures in parts.items():
@@ -26,7 +26,8 @@ def fill(page: Path, parts: Mapping[str, str], picture: str) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     page.write_text(text, encoding="utf-8")
-    page.with_suffix(".svg").write_text(picture, encoding="utf-8")
+    if picture is not None:
+        page.with_suffix(".svg").write_text(picture, encoding="utf-8")
     return 0
 
 

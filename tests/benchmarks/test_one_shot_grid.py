@@ -153,15 +153,20 @@ def test_markdown_is_exact(grid: Any) -> None:
 
 
 def test_entries_are_chosen_by_name(grid: Any) -> None:
-    choose = grid.entries.chosen
-    assert [e.label for e in choose(["fedavg", "local"], False)] == ["fedavg, own init", "fedavg, common init", "local"]
-    assert len(choose(["fedbicross"], False)) == 1
-    assert len(choose(["fedbicross"], True)) == 7
-    assert [(e.label, e.method) for e in choose(["single"], False)] == [("single", "single")]
-    labels = [e.label for e in choose(None, True)]
-    assert len(set(labels)) == len(labels)
+    def labels(methods: list[str] | None, ablations: bool = False, readings: bool = False) -> list[str]:
+        return [line.label for line in grid.entries.chosen(methods, ablations, readings)]
+
+    assert labels(["fedavg", "local"]) == ["fedavg, own init", "fedavg, common init", "local"]
+    assert labels(["fedbicross"]) == ["fedbicross"]
+    assert len(labels(["fedbicross"], ablations=True)) == 7
+    assert {"fedbicross, K = 3", "fedbicross, from a member"} <= set(labels(["fedbicross"], readings=True))
+    assert labels(["dense"], readings=True) == ["dense", "dense, as released"]
+    assert "consult, prior 0.5" in labels(["consult"])
+    assert labels(["single"]) == ["single"]
+    everything = labels(None, ablations=True, readings=True)
+    assert len(set(everything)) == len(everything)
     with pytest.raises(BadInput, match="did you mean fedisca"):
-        choose(["fedisc"], False)
+        labels(["fedisc"])
 
 
 def planned(grid: Any, tree: dict[str, Any], label: str = "fedisca", seed: int = 0, **changes: Any) -> Any:

@@ -1,0 +1,144 @@
+"""The figures of docs/oneshot.md, from the results of `one_shot_grid.py`.
+
+Run it when these are new; a test says when the page is behind.
+
+    python benchmarks/one_shot_page.py papers/one_shot_grid.json docs/oneshot.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from one_shot_entries import ABLATIONS, ENTRIES, OURS, READINGS
+from pages import fill
+from wardround.papers.schema import Line
+from wardround.papers.summaries import cells
+
+NONE = "–"
+LOCAL, GLOBAL = "local_accuracy", "global_accuracy"
+VARIED = "fedbicross"  # whose ablations and readings are compared with it
+
+Row = Mapping[str, Any]
+Rows = Mapping[tuple[str, float, str], Row]
+
+
+def figures(tree: Mapping[str, Any]) -> dict[str, str]:
+    """What stands between the marks of the page."""
+    rows = {(row["set"], row["alpha"], row["entry"]): row for row in tree["summary"]}
+    return {
+        "methods": methods(rows, [*ENTRIES, *OURS]),
+        "bars": bars(rows),
+        "ablations": variants(tree["entries"], ABLATIONS, rows),
+        "readings": variants(tree["entries"], READINGS, rows),
+    }
+
+
+def methods(rows: Rows, lines: Sequence[Line]) -> str:
+    """For each set a table of all methods in the order of the papers' tables: local / global, and the published."""
+    text = []
+    for images in dict.fromkeys(images for images, _, _ in rows):
+        levels = sorted({alpha for found, alpha, _ in rows if found == images})
+        head = ["method", *(f"α = {level:g}" for level in levels), "seeds", "published: local", "published: global"]
+        text += [f"**{images}**", "", cells(head), cells(["---"] * len(head))]
+        for line in lines:
+            found = [rows.get((images, level, line.label)) for level in levels]
+            if any(found):
+                text.append(cells([_name(line), *map(_pair, found), _seeds(found), *_published(found)]))
+        text.append("")
+    return "\n".join(text).rstrip()
+
+
+def bars(rows: Rows) -> str:
+    """How far FedBiCross keeps what a site has and wins what the ensemble knows."""
+    head = [
+        "set",
+        "α",
+        "seeds",
+        "local accuracy",
+        "below `local`, points",
+        "global: local, fedbicross, ensemble",
+        "won",
+    ]
+    text = [cells(head), cells(["---"] * len(head))]
+    for images, alpha, _ in sorted(key for key in rows if key[2] == VARIED):
+        own, row, panel = (rows.get((images, alpha, name)) for name in ("local", VARIED, "ensemble"))
+        if own is None or row is None or panel is None:
+            continue
+        start, end, top = (found["mean"][GLOBAL] for found in (own, row, panel))
+        won = f"{(end - start) / (top - start):.0%}" if top > start else NONE
+        below = 100 * (own["mean"][LOCAL] - row["mean"][LOCAL])
+        globally = ", ".join(f"{100 * value:.1f}" for value in (start, end, top))
+        text.append(cells([images, f"{alpha:g}", _seeds([row]), _percent(row, LOCAL), f"{below:.1f}", globally, won]))
+    return "\n".join(text)
+
+
+def variants(entries: Sequence[Row], lines: Sequence[Line], rows: Rows) -> str:
+    """Every cell in which a variant of a method was run, and the method itself in the same cells, seed for seed."""
+    head = ["set", "α", "seed", "entry", "local", "global", "published: local"]
+    text = [cells(head), cells(["---"] * len(head))]
+    names = [line.label for line in lines]
+    places = {(e["set"], e["alpha"], e["seed"], _method(e["entry"])) for e in entries if e["entry"] in names}
+    for images, alpha, seed, method in sorted(places):
+        here = {e["entry"]: e for e in entries if (e["set"], e["alpha"], e["seed"]) == (images, alpha, seed)}
+        for name in [method, *(name for name in names if _method(name) == method)]:
+            if name in here:
+                found, beside = here[name]["figures"], rows[images, alpha, name]["published"]["local"]
+                shown = [f"{100 * found[key]:.1f}" for key in (LOCAL, GLOBAL)]
+                text.append(cells([images, f"{alpha:g}", str(seed), name, *shown, _plain(beside)]))
+    return "\n".join(text) if places else "Not run yet."
+
+
+def _method(label: str) -> str:
+    return label.partition(",")[0]
+
+
+def _name(line: Line) -> str:
+    return f"`{line.label}`" if "," not in line.label else line.label
+
+
+def _pair(row: Row | None) -> str:
+    if row is None:
+        return NONE
+    return f"{_percent(row, LOCAL)} / {_percent(row, GLOBAL)}"
+
+
+def _percent(row: Row, key: str) -> str:
+    mean, deviation = row["mean"][key], row["standard_deviation"][key]
+    return f"{100 * mean:.1f}" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
+
+
+def _seeds(found: Sequence[Row | None]) -> str:
+    counts = sorted({len(row["seeds"]) for row in found if row is not None})
+    return " to ".join(map(str, {counts[0]: 0, counts[-1]: 0}))
+
+
+def _published(found: Sequence[Row | None]) -> list[str]:
+    return [
+        " / ".join(_plain(None if row is None else row["published"][key]) for row in found)
+        if any(row is not None and row["published"][key] is not None for row in found)
+        else NONE
+        for key in ("local", "shared_global")
+    ]
+
+
+def _plain(value: float | None) -> str:
+    return NONE if value is None else f"{value:.2f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page's figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("page", type=Path)
+    given = parser.parse_args(arguments)
+    parts = figures(json.loads(given.results.read_text(encoding="utf-8")))
+    return fill(given.page, {f"one_shot_page.py, {part}": text for part, text in parts.items()})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
