@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from one_shot_entries import ABLATIONS, ENTRIES, OURS, READINGS
+from one_shot_summary import NONE, figure, stated
 from pages import fill
 from wardround.papers.schema import Line
 from wardround.papers.summaries import cells
 
-NONE = "–"
 LOCAL, GLOBAL = "local_accuracy", "global_accuracy"
 VARIED = "fedbicross"  # whose ablations and readings are compared with it
 
@@ -73,7 +73,7 @@ def bars(rows: Rows) -> str:
         won = f"{(end - start) / (top - start):.0%}" if top > start else NONE
         below = 100 * (own["mean"][LOCAL] - row["mean"][LOCAL])
         globally = ", ".join(f"{100 * value:.1f}" for value in (start, end, top))
-        text.append(cells([images, f"{alpha:g}", _seeds([row]), _percent(row, LOCAL), f"{below:.1f}", globally, won]))
+        text.append(cells([images, f"{alpha:g}", _seeds([row]), figure(row, LOCAL), f"{below:.1f}", globally, won]))
     return "\n".join(text)
 
 
@@ -81,20 +81,16 @@ def variants(entries: Sequence[Row], lines: Sequence[Line], rows: Rows) -> str:
     """Every cell in which a variant of a method was run, and the method itself in the same cells, seed for seed."""
     head = ["set", "α", "seed", "entry", "local", "global", "published: local"]
     text = [cells(head), cells(["---"] * len(head))]
-    names = [line.label for line in lines]
-    places = {(e["set"], e["alpha"], e["seed"], _method(e["entry"])) for e in entries if e["entry"] in names}
+    of = {line.label: line.group for line in lines}
+    places = {(e["set"], e["alpha"], e["seed"], of[e["entry"]]) for e in entries if e["entry"] in of}
     for images, alpha, seed, method in sorted(places):
         here = {e["entry"]: e for e in entries if (e["set"], e["alpha"], e["seed"]) == (images, alpha, seed)}
-        for name in [method, *(name for name in names if _method(name) == method)]:
+        for name in [method, *(name for name, group in of.items() if group == method)]:
             if name in here:
                 found, beside = here[name]["figures"], rows[images, alpha, name]["published"]["local"]
                 shown = [f"{100 * found[key]:.1f}" for key in (LOCAL, GLOBAL)]
-                text.append(cells([images, f"{alpha:g}", str(seed), name, *shown, _plain(beside)]))
+                text.append(cells([images, f"{alpha:g}", str(seed), name, *shown, stated(beside)]))
     return "\n".join(text) if places else "Not run yet."
-
-
-def _method(label: str) -> str:
-    return label.partition(",")[0]
 
 
 def _name(line: Line) -> str:
@@ -104,12 +100,7 @@ def _name(line: Line) -> str:
 def _pair(row: Row | None) -> str:
     if row is None:
         return NONE
-    return f"{_percent(row, LOCAL)} / {_percent(row, GLOBAL)}"
-
-
-def _percent(row: Row, key: str) -> str:
-    mean, deviation = row["mean"][key], row["standard_deviation"][key]
-    return f"{100 * mean:.1f}" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
+    return f"{figure(row, LOCAL)} / {figure(row, GLOBAL)}"
 
 
 def _seeds(found: Sequence[Row | None]) -> str:
@@ -119,15 +110,11 @@ def _seeds(found: Sequence[Row | None]) -> str:
 
 def _published(found: Sequence[Row | None]) -> list[str]:
     return [
-        " / ".join(_plain(None if row is None else row["published"][key]) for row in found)
+        " / ".join(stated(None if row is None else row["published"][key]) for row in found)
         if any(row is not None and row["published"][key] is not None for row in found)
         else NONE
         for key in ("local", "shared_global")
     ]
-
-
-def _plain(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -68,12 +68,19 @@ def markdown(results: Record) -> str:
 
 
 def _line(row: Record) -> str:
-    figures = [_figure(row["mean"][key], row["standard_deviation"][key]) for key in COLUMNS]
-    stated = [NONE if value is None else f"{value:.2f}" for value in row["published"].values()]
-    return cells([row["entry"], str(len(row["seeds"])), *figures, f"{row['seconds']:.0f}", *stated])
+    figures = [figure(row, key) for key in COLUMNS]
+    beside = map(stated, row["published"].values())
+    return cells([row["entry"], str(len(row["seeds"])), *figures, f"{row['seconds']:.0f}", *beside])
 
 
-def _figure(mean: float | None, deviation: float | None) -> str:
+def figure(row: Record, key: str) -> str:
+    """Mean ± sample deviation of a measure, in percent."""
+    mean, deviation = row["mean"][key], row["standard_deviation"][key]
     if mean is None:
         return NONE
     return f"{100 * mean:.1f}" + (f" ± {100 * deviation:.1f}" if deviation is not None else "")
+
+
+def stated(value: float | None) -> str:
+    """A published figure."""
+    return NONE if value is None else f"{value:.2f}"

@@ -38,7 +38,7 @@ class Device:
         """Give back what ended work still holds of a GPU's memory, so that the next run, or a neighbour, has it.
 
         A captured step and what it belongs to refer to each other, and Python looks for such rings only when it has
-        made many objects of its own: after a dozen methods they held 30 GB.
+        made many objects of its own, however much of the GPU they hold.
         """
         if self.is_cuda:
             gc.collect()
