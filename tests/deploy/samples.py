@@ -93,6 +93,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "trust": torch.tensor([[40.0, 0.0, 90.0], [30.0, 300.0, 5.0]], dtype=torch.float64),
         "member_log_prior": torch.tensor([[0.3, 0.01, 0.69], [0.1, 0.8, 0.1]], dtype=torch.float64).log(),
         "votes": torch.tensor([3.0, 50.0], dtype=torch.float64),
+        "voices": torch.tensor([4.0, 1.0], dtype=torch.float64),
         "sharpness": torch.tensor(4.0, dtype=torch.float64),
         "log_prior": torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log(),
         "floor": torch.tensor(5.0, dtype=torch.float64),

@@ -172,6 +172,8 @@ def test_weights_that_are_no_numbers_are_refused_when_read_and_when_written(valu
         ("member_log_prior", torch.zeros(3), "member_log_prior of the model has shape (3,)"),
         ("votes", torch.ones(3), "votes of the model has shape (3,)"),
         ("votes", torch.tensor([3.0, 0.0]), "votes of the model holds a number that is not above 0"),
+        ("voices", torch.ones(3), "voices of the model has shape (3,)"),
+        ("voices", torch.tensor([1.0, 0.0]), "voices of the model holds a number that is not above 0"),
         ("sharpness", torch.ones(1), "sharpness of the model has shape (1,)"),
         ("sharpness", torch.tensor(-1.0), "sharpness of the model holds a number that is not above 0"),
         ("floor", torch.ones(1), "floor of the model has shape (1,)"),

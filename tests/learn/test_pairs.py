@@ -73,16 +73,29 @@ def test_where_nobody_knows_anything_networks_are_pooled_alike() -> None:
     assert found[0].tolist() == pytest.approx([0.4, 0.6])
 
 
+def test_a_louder_network() -> None:
+    """Two networks with 6 images of either class each, T = 1, doubt 6: h = 6, within the bound; voices 4 and 1.
+
+    They vote 3/4 and 1/4. f = (4·3/4 + 1/4) / 5 = 0.65 for class 0. R = (24·3/4 + 6·1/4 + 6·0.65) / (24 + 6 + 6).
+    """
+    logits = torch.stack([log([0.75, 0.25]), log([0.25, 0.75])])
+    even = log([0.5, 0.5], [0.5, 0.5])
+    found = pair_scores(logits, double([6, 6], [6, 6]), even, 1.0, 6.0, torch.tensor([4.0, 1.0]))
+    assert found[0].tolist() == pytest.approx([23.4 / 36, 12.6 / 36])
+
+
 # Against a plain reference --------------------------------------------------------------------------------------------
 
 
-def slowly(logits: Tensor, counts: Tensor, log_prior: Tensor, temperature: float, doubt: float) -> Tensor:
+def slowly(
+    logits: Tensor, counts: Tensor, log_prior: Tensor, temperature: float, doubt: float, voices: Tensor
+) -> Tensor:
     """The docstring of `learn/pairs.py`, one number at a time."""
     networks, n, classes = logits.shape
     z, count, prior = logits.tolist(), counts.tolist(), log_prior.tolist()
 
     def held(weights: list[float]) -> list[float]:
-        return [min(w, sum(weights) - w + doubt) for w in weights]
+        return [loud * min(w, sum(weights) - w + doubt) for w, loud in zip(weights, voices.tolist(), strict=True)]
 
     def h(k: int, c: int, d: int) -> float:
         both = count[k][c] + count[k][d]
@@ -126,7 +139,10 @@ def panels(draw: st.DrawFn) -> Drawn:
 @settings(deadline=None, max_examples=25)
 @given(panels())
 def test_it_is_the_rule(drawn: Drawn) -> None:
-    torch.testing.assert_close(pair_scores(*drawn), slowly(*drawn))
+    plain = torch.ones(len(drawn[0]))
+    torch.testing.assert_close(pair_scores(*drawn), slowly(*drawn, plain))
+    voices = plain.index_fill(0, torch.tensor([0]), 16.0)
+    torch.testing.assert_close(pair_scores(*drawn, voices), slowly(*drawn, voices))
 
 
 @settings(deadline=None, max_examples=25)
@@ -209,7 +225,7 @@ def test_a_network_that_answers_no_numbers_says_what_its_prior_says(said: list[f
     found = pair_scores(logits, counts, prior, 3.0, 100.0)
     plain = logits.clone()
     plain[2, 1] = prior[2]
-    torch.testing.assert_close(found, slowly(plain, counts, prior, 3.0, 100.0))
+    torch.testing.assert_close(found, slowly(plain, counts, prior, 3.0, 100.0, torch.ones(len(plain))))
 
 
 def test_no_number_is_not_a_preference() -> None:

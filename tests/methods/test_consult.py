@@ -16,7 +16,7 @@ from wardround.exchange.bundle import Bundle
 from wardround.exchange.policy import Policy
 from wardround.methods.base import Context, split_groups
 from wardround.methods.class_ensemble import LABEL_COUNTS
-from wardround.methods.consult import Consult, counts_group, told
+from wardround.methods.consult import Consult, ConsultSettings, counts_group, panel_of, told
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.methods.trust import guessed, log_shares
@@ -173,6 +173,23 @@ def test_the_panel_is_made_of_models_and_counts(skewed: Any) -> None:
     )
 
 
+def test_what_is_common_everywhere_is_expected() -> None:
+    """Counts 40 + 20, 10 + 0, 0 + 30 of three classes, none out of bounds: shares of 60.5, 10.5, 30.5 of 101.5.
+
+    A site that claims a million is held to three times the others' median, and class by class to the others and doubt.
+    """
+    counts = torch.tensor([[40, 10, 0], [20, 0, 30]])
+    expected = torch.tensor([60.5, 10.5, 30.5], dtype=torch.float64).div(101.5).log()
+    found = panel_of((), counts, ConsultSettings(federation=0.25, doubt=100.0)).log_prior
+    torch.testing.assert_close(found, expected / 4)
+    assert panel_of((), counts, ConsultSettings(federation=0.0)).log_prior is None
+    liar = torch.tensor(
+        [[40, 10, 0], [20, 0, 30], [0, 1_000_000, 0]]
+    )  # 150 of class 1, then 10 + 5 with the others' 10
+    lied = panel_of((), liar, ConsultSettings(federation=1.0, doubt=5.0)).log_prior
+    torch.testing.assert_close(lied, log_shares(torch.tensor([60 - 15, 25, 5])))
+
+
 def test_the_panel_knows_more_than_the_mean_of_logits(skewed: Any) -> None:
     """On classes that no single site has all of: what the method is for."""
     data, _, sent = skewed
@@ -254,6 +271,26 @@ def test_few_answers_are_no_proof(skewed: Any) -> None:
     few = with_site(data, 0, val=data.sites[0].val.take(torch.arange(6)))
     ctx, _ = listening(few)
     assert len(at_site(ctx, few, {**sent, "site-2": permuted(sent["site-2"])}, 0, prior=0.0).members) == 3
+
+
+def test_its_own_model_may_be_louder(skewed: Any) -> None:
+    """As loud as it takes, up to the setting; with its prior fixed, and where it has no model, never."""
+    data, _, sent = skewed
+    ctx, _ = listening(data)
+    (state,) = method().absorb(ctx, State(), sent)
+    panel = method().predictor(ctx, state)
+    said = [torch.randn(7, 4, generator=torch.Generator().manual_seed(k)) for k in range(3)]
+
+    def voices(own: int | None, **setting: float) -> list[list[float] | None]:
+        offers = method(**setting)._offers(panel, said, own)
+        for offer in offers:
+            torch.testing.assert_close(offer.scores, offer.predictor.combined(said, 7).double())
+        return [None if o.predictor.voices is None else o.predictor.voices.tolist() for o in offers]
+
+    assert voices(1) == [None, [1, 4, 1], [1, 16, 1], [1, 64, 1]]
+    assert voices(0, own_voice=20.0) == [None, [4, 1, 1], [16, 1, 1]]
+    assert voices(2, own_voice=1.0) == voices(None) == [None]
+    assert at_site(ctx, data, sent, 0, prior=0.5).voices is None
 
 
 def test_a_site_without_validation_images(skewed: Any) -> None:

@@ -1,6 +1,7 @@
 """From a shared predictor to a site's own: the smallest share of its prior that is enough, and honest probabilities."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from wardround.methods.personal_prior import (
     SHARPER,
     TEMPERS,
     Judge,
+    Offer,
     best_factor,
     calibration_error,
     lowest_familiar,
@@ -46,16 +48,16 @@ def test_the_first_share_of_the_prior_that_is_enough() -> None:
     class wins, which is no case here.
     """
     scores, prior, labels = double([2, 0], [0, 1]), double(0.75, 0.25).log(), torch.tensor([0, 0])
-    assert smallest_temper(scores, prior, labels, 0.5) == 0
-    assert smallest_temper(scores, prior, labels, 1.0) == pytest.approx(0.95)
-    assert smallest_temper(double([2, 0], [0, 9]), prior, labels, 1.0) is None  # 3·log 3 is not enough
+    assert smallest_temper(Offer(SHARED, scores), prior, labels, 0.5) == 0
+    assert smallest_temper(Offer(SHARED, scores), prior, labels, 1.0) == pytest.approx(0.95)
+    assert smallest_temper(Offer(SHARED, double([2, 0], [0, 9])), prior, labels, 1.0) is None  # 3·log 3 is not enough
     assert TEMPERS.tolist()[19:21] == pytest.approx([0.95, 1.0])
 
 
 def test_a_site_takes_the_shared_predictor_with_that_share() -> None:
     """Training images 5:1, so π = (5.5, 1.5)/7: log odds 1.2993; a margin of 1 needs t > 0.77: 0.80."""
     judge = Judge(site([0, 0], [0] * 5 + [1]), None, calibrate=False)
-    found = judge.choose(SHARED, double([2, 0], [0, 1]), (OWN, double([1, 0], [1, 0])))
+    found = judge.choose([Offer(SHARED, double([2, 0], [0, 1]))], (OWN, double([1, 0], [1, 0])))
     prior = double(5.5 / 7, 1.5 / 7).log()
     assert found.predictor.members == SHARED.members
     assert found.predictor.log_prior is not None
@@ -68,16 +70,56 @@ def test_a_site_takes_the_shared_predictor_with_that_share() -> None:
     assert found.predictor.floor is None  # two images cannot tell
 
 
+def test_of_several_forms_that_with_the_smallest_share_is_taken() -> None:
+    """As above the first form needs 0.80; the second, by a margin of ½, t > 0.38: 0.40; the third the same."""
+    forms = [
+        Offer(SHARED, double([2, 0], [0, 1])),
+        Offer(SHARED, double([2, 0], [0, 0.5]), ", louder,"),
+        Offer(replace(SHARED, combine="softmax"), double([2, 0], [0, 0.5]), ", loudest,"),
+    ]
+    judge = Judge(site([0, 0], [0] * 5 + [1]), None, calibrate=False)
+    own = OWN, double([1, 0], [1, 0])
+    found = judge.choose(forms, own)
+    assert found.words.startswith("takes the shared predictor, louder, with its own prior, tempered by 0.40, the least")
+    assert found.predictor.log_prior is not None
+    torch.testing.assert_close(found.predictor.log_prior, 0.4 * double(5.5 / 7, 1.5 / 7).log())
+    assert found.predictor.combine == "logits"
+    fixed = Judge(judge.site, 0.5, calibrate=False).choose(forms, own)
+    assert fixed.words.startswith("takes the shared predictor with its own prior, tempered by 0.50, as set")
+    free = judge.choose([forms[0], Offer(SHARED, double([2, 0], [1, 0]), ", louder")], own)
+    assert free.words.startswith("takes the shared predictor, louder (100.0%")
+
+
+def test_its_own_prior_takes_the_place_of_what_the_shared_predictor_expected() -> None:
+    """That expects class 1, by 0.4: of the margin of 1 the second image has ¼ of it left at t = ¾, and none at t = 1.
+
+    With π = (5.5, 1.5)/7 the margin is 0.6 + 0.4·(1 − t) − 1.2993·t < 0 from t = 0.59: 0.60.
+    """
+    shared = replace(SHARED, log_prior=double(-0.2, 0.2))
+    judge = Judge(site([0, 0], [0] * 5 + [1]), None, calibrate=False)
+    own, prior = (OWN, double([1, 0], [1, 0])), double(5.5 / 7, 1.5 / 7).log()
+    offer = Offer(shared, double([2, 0], [0, 1]))
+    found = judge.choose([offer], own)
+    assert "tempered by 0.60" in found.words
+    assert found.predictor.log_prior is not None
+    torch.testing.assert_close(found.predictor.log_prior, 0.6 * prior + 0.4 * double(-0.2, 0.2))
+    for t in (1.0, 2.0):
+        fixed = Judge(judge.site, t, calibrate=False).choose([offer], own).predictor
+        assert fixed.log_prior is not None
+        torch.testing.assert_close(fixed.log_prior, t * prior)
+    assert Judge(judge.site, 0.0, calibrate=False).choose([offer], own).predictor == shared
+
+
 def test_a_site_that_needs_nothing_of_its_prior() -> None:
     judge = Judge(site([0, 1], [0] * 5 + [1]), None, calibrate=False)
-    found = judge.choose(SHARED, double([2, 0], [0, 1]), (OWN, double([1, 0], [1, 0])))
+    found = judge.choose([Offer(SHARED, double([2, 0], [0, 1]))], (OWN, double([1, 0], [1, 0])))
     assert found.words == "takes the shared predictor as it is (100.0% of 2 validation images, its own model 50.0%)"
     assert found.predictor == SHARED  # and its card does not speak of class shares
 
 
 def test_a_site_keeps_its_own_model_where_no_share_is_enough() -> None:
     judge = Judge(site([0, 0], [0] * 5 + [1]), None, calibrate=False)
-    found = judge.choose(SHARED, double([2, 0], [0, 99]), (OWN, double([1, 0], [1, 0])))
+    found = judge.choose([Offer(SHARED, double([2, 0], [0, 99]))], (OWN, double([1, 0], [1, 0])))
     assert found.predictor == Predictor(2, (OWN,))
     assert found.words == (
         "keeps its own model: no share of its prior made the shared predictor as good (100.0% of 2 validation images, "
@@ -87,16 +129,16 @@ def test_a_site_keeps_its_own_model_where_no_share_is_enough() -> None:
 
 def test_a_fixed_share_is_taken_whatever_it_does() -> None:
     judge = Judge(site([0, 0], [0] * 5 + [1]), 0.5, calibrate=False)
-    found = judge.choose(SHARED, double([2, 0], [0, 99]), (OWN, double([1, 0], [1, 0])))
+    found = judge.choose([Offer(SHARED, double([2, 0], [0, 99]))], (OWN, double([1, 0], [1, 0])))
     assert found.words.startswith("takes the shared predictor with its own prior, tempered by 0.50, as set (50.0% of 2")
     assert found.accuracy == 0.5
-    none = Judge(judge.site, 0.0, calibrate=False).choose(SHARED, double([2, 0], [0, 99]), None)
+    none = Judge(judge.site, 0.0, calibrate=False).choose([Offer(SHARED, double([2, 0], [0, 99]))], None)
     assert none.words == "takes the shared predictor as it is, as set (50.0% of 2 validation images)"
     assert none.predictor == SHARED
 
 
 def test_a_site_without_a_model_of_its_own_has_no_bar() -> None:
-    found = Judge(site([1], []), None, calibrate=False).choose(SHARED, double([1, 0]), None)
+    found = Judge(site([1], []), None, calibrate=False).choose([Offer(SHARED, double([1, 0]))], None)
     assert found.words == "takes the shared predictor as it is (0.0% of 1 validation image)"
 
 
@@ -125,7 +167,7 @@ def test_it_is_never_below_the_sites_own_model_on_these_images(
     train = torch.randint(classes, (9,), generator=draw)
     own_images = [images(len(y), labels=y.tolist(), classes=classes) for y in (train, labels)]
     here = Site("site-1", *own_images, federation((2,)).sites[0].test)
-    found = Judge(here, None, calibrate).choose(Predictor(classes, (OWN, OWN)), scores, (OWN, own))
+    found = Judge(here, None, calibrate).choose([Offer(Predictor(classes, (OWN, OWN)), scores)], (OWN, own))
     bar = float((own.argmax(dim=1) == labels).double().mean())
     assert found.accuracy >= bar
     said = own if len(found.predictor.members) == 1 else scores
@@ -174,7 +216,7 @@ def test_sharpening_multiplies_all_of_the_scores() -> None:
 def test_calibration_is_told_before_and_after_and_changes_no_answer() -> None:
     labels = [0, 0, 0, 1] * 10
     scores = double([4, 0], [4, 0], [4, 0], [4, 0]).repeat(10, 1)
-    found = Judge(site(labels, [0, 1]), None, calibrate=True).choose(SHARED, scores, None)
+    found = Judge(site(labels, [0, 1]), None, calibrate=True).choose([Offer(SHARED, scores)], None)
     factor = best_factor(scores, torch.tensor(labels))
     before, after = (abs(1 / (1 + math.exp(-4 * f)) - 0.75) for f in (1.0, factor))
     assert found.words.endswith(f"; calibration error {before:.1%} before, {after:.1%} after")
@@ -185,10 +227,14 @@ def test_calibration_is_told_before_and_after_and_changes_no_answer() -> None:
 @pytest.mark.parametrize("n", [1, 19])
 def test_a_handful_of_images_is_not_calibrated_on(n: int) -> None:
     """All of them are right, so the largest factor would fit best: on one image, certainty for every other."""
-    found = Judge(site([0] * n, [0, 1]), None, calibrate=True).choose(SHARED, double([1, 0]).repeat(n, 1), None)
+    found = Judge(site([0] * n, [0, 1]), None, calibrate=True).choose(
+        [Offer(SHARED, double([1, 0]).repeat(n, 1))], None
+    )
     assert found.words.endswith(f"of {n} validation image{'s' if n > 1 else ''}); too few of them to calibrate on")
     assert found.predictor == SHARED
-    enough = Judge(site([0] * 20, [0, 1]), None, calibrate=True).choose(SHARED, double([1, 0]).repeat(20, 1), None)
+    enough = Judge(site([0] * 20, [0, 1]), None, calibrate=True).choose(
+        [Offer(SHARED, double([1, 0]).repeat(20, 1))], None
+    )
     assert enough.predictor.sharpness == 4
 
 
@@ -205,7 +251,7 @@ def test_a_site_finds_the_floor_on_what_it_answers_right_without_its_prior() -> 
     """Right answers score 1 to 21 before the prior, one wrong one scores 0.5: the second lowest right one is 2."""
     scores = double(*([float(n), 0.0] for n in range(1, 22)), [0.5, 0.0])
     labels = [0] * 21 + [1]
-    found = Judge(site(labels, [0] * 5 + [1]), 1.0, calibrate=False).choose(SHARED, scores, None).predictor
+    found = Judge(site(labels, [0] * 5 + [1]), 1.0, calibrate=False).choose([Offer(SHARED, scores)], None).predictor
     assert found.floor is not None
     assert float(found.floor) == pytest.approx(2)
     marks = found.unfamiliar(scores + found.log_prior)

@@ -78,7 +78,7 @@ def test_or_of_the_panel_as_a_whole() -> None:
     scores = of.scores(seen.logits)
     expected = -math.log(float(scores.softmax(dim=1)[0, 1]))
     assert float(of.label_loss(seen, torch.tensor([1]), Inversion())) == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(scores[0], panel().combined(list(seen.logits), 1)[0])
+    torch.testing.assert_close(scores[0], panel(federation=0.0).combined(list(seen.logits), 1)[0])
 
 
 def test_a_synthesis_takes_it_for_the_label_loss() -> None:

@@ -110,6 +110,7 @@ def _check_extras(predictor: Predictor) -> None:
         "log_prior": ((classes,),),
         "member_log_prior": ((members, classes),),
         "votes": ((2,),),
+        "voices": ((members,),),
         "sharpness": ((),),
         "floor": ((),),
     }
@@ -130,7 +131,7 @@ def _check_extras(predictor: Predictor) -> None:
         _check_finite(name, tensor)
         if name == "trust" and bool((tensor < 0).any()):
             raise BadInput(f"a network of the model is trusted less than not at all; {AGAIN}")
-        if name in ("votes", "sharpness") and bool((tensor <= 0).any()):
+        if name in ("votes", "voices", "sharpness") and bool((tensor <= 0).any()):
             raise BadInput(f"{name} of the model holds a number that is not above 0; {AGAIN}")
 
 

@@ -15,7 +15,7 @@ of doubt weigh it. σ bounds what one network can say, and no network's h or n c
 together and m: by its own votes one that is wrong, or lies about what it has seen, moves R by a half at most, and f by
 its share W of the two classes. Where others know the pair that is about a half in all; where nobody else has seen both,
 it is more. A network that answers an image with anything but finite numbers says of it what its prior says: nothing on
-any pair.
+any pair. `voices` multiply h and n of a network after these bounds: a site may listen to its own more than to others.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ TEMPERATURE, DOUBT = 3.0, 100.0
 TINY = 1e-9
 
 
-def pair_scores(logits: Tensor, counts: Tensor, log_prior: Tensor, temperature: float, doubt: float) -> Tensor:
+def pair_scores(
+    logits: Tensor, counts: Tensor, log_prior: Tensor, temperature: float, doubt: float, voices: Tensor | None = None
+) -> Tensor:
     """Wins s `(n, classes)` from logits `(networks, n, classes)`, counts and log priors `(networks, classes)`."""
     classes = logits.shape[2]
+    voices = torch.ones(len(logits)) if voices is None else voices
+    loud = voices.to(counts).view(-1, 1, 1)
     logits = torch.where(logits.isfinite().all(dim=2, keepdim=True), logits, log_prior.to(logits).unsqueeze(1))
-    pooled = (logits.softmax(dim=2) * shares(counts, doubt).unsqueeze(1)).sum(dim=0).clamp_min(TINY)
-    weights = bounded(harmonic(counts), doubt)
+    pooled = (logits.softmax(dim=2) * shares(counts, doubt, loud[:, 0]).unsqueeze(1)).sum(dim=0).clamp_min(TINY)
+    weights = loud * bounded(harmonic(counts), doubt)
     won = doubt * pooled.unsqueeze(2) / (pooled.unsqueeze(2) + pooled.unsqueeze(1))
     for said, weight in zip((logits - log_prior.unsqueeze(1)) / temperature, weights, strict=True):
         won = won + weight * torch.sigmoid(said.unsqueeze(2) - said.unsqueeze(1))
@@ -46,9 +50,9 @@ def harmonic(counts: Tensor) -> Tensor:
     return 2 * one * other / (one + other).clamp_min(TINY)
 
 
-def shares(counts: Tensor, doubt: float) -> Tensor:
+def shares(counts: Tensor, doubt: float, voices: Tensor | float = 1.0) -> Tensor:
     """W `(networks, classes)`: each network's share of a class's images; of a class that none has seen, equal ones."""
-    seen = bounded(counts, doubt)
+    seen = voices * bounded(counts, doubt)
     seen = torch.where(seen.sum(dim=0) > 0, seen, torch.ones_like(seen))
     return seen / seen.sum(dim=0)
 

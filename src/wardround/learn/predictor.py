@@ -23,7 +23,7 @@ from wardround.tensorfile import Groups
 Measure = Literal["entropy", "margin", "maximum"]
 Combine = Literal["logits", "softmax", "pairs", Measure]
 # What members are combined with, and from where on an image is familiar.
-EXTRAS = ("trust", "log_prior", "member_log_prior", "votes", "sharpness", "floor")
+EXTRAS = ("trust", "log_prior", "member_log_prior", "votes", "voices", "sharpness", "floor")
 ROWS = 4096  # images whose votes are combined at once: pairs of classes take memory
 UNSURE = 1e-6  # the vote of a member that is not sure at all, so that members of whom none is sure vote alike
 
@@ -48,8 +48,9 @@ class Predictor:
     is normalised over members; None means equal. Where `combine` is a measure of confidence, softmax is weighed by
     trust times confidence, image by image. `member_log_prior` `(members, classes)` is subtracted from the members'
     logits first. `pairs` is the rule of `learn/pairs.py`: trust is how many images of each class a member has seen,
-    `votes` the rule's temperature and doubt. With no members the scores are the prior alone: a constant predictor.
-    An image whose familiarity is below `floor` is unlike what its sites have seen; None: it cannot tell.
+    `votes` the rule's temperature and doubt, `voices` how loud each member is. With no members the scores are the prior
+    alone: a constant predictor. An image whose familiarity is below `floor` is unlike what its sites have seen; None:
+    it cannot tell.
     """
 
     classes: int
@@ -59,6 +60,7 @@ class Predictor:
     log_prior: Tensor | None = None
     member_log_prior: Tensor | None = None
     votes: Tensor | None = None
+    voices: Tensor | None = None
     sharpness: Tensor | None = None
     floor: Tensor | None = None
 
@@ -118,7 +120,7 @@ class Predictor:
             raise ValueError("votes on pairs need trust, member_log_prior and votes")
         temperature, doubt = self.votes.tolist()
         trust, prior = self.trust.float().cpu(), self.member_log_prior.float().cpu()
-        return pair_scores(logits, trust, prior, temperature, doubt)
+        return pair_scores(logits, trust, prior, temperature, doubt, self.voices)
 
     def identity(self) -> tuple[object, ...]:
         """Equal for predictors whose members are the same tensors, combined the same way.

@@ -2,15 +2,18 @@
 
 Every site uploads its model and how many images of each class it was trained on, once. The shared predictor is the
 panel of all models under the rule of `learn/pairs.py`: every pair of classes is decided by the sites that know both,
-each as far as it knows them. Nothing is trained by the coordinator.
+each as far as it knows them. Votes have each site's own label shares divided out; what is common at all sites together
+is expected a little more, scores + ½·log π, with π the shares of all sites' images (`federation` is the ½). Nothing is
+trained by the coordinator.
 
 At the site the shared predictor becomes its own, with the site's validation images as the judge:
 - a member that is wrong about what it claims to know is not heard: of the pairs of classes it says to have seen, with
   the true one among them, it must prefer the true one in `vet` of the cases (0 asks nobody to leave). This bounds
   what a site with wrong labels, a broken model or invented counts can do;
-- the site's own label prior π is multiplied in, tempered: scores + t·log π with the smallest t at which the panel is as
-  right as the site's own model (`prior` fixes t). At t = 0 it is the shared predictor, at t = 1 Bayes' rule for a
-  site whose next patients are like its last; the smaller t, the more is kept of what only others have seen;
+- the site's own label prior π takes the place of everybody's, tempered: votes + t·log π with the smallest t at which
+  the panel is as right as the site's own model (`prior` fixes t). At t = 0 it is the shared predictor, at t = 1 Bayes'
+  rule for a site whose next patients are like its last; the smaller t, the more is kept of what others have seen;
+- its own model's votes may count 4, 16 or 64 times (`own_voice` is the most), if that makes a smaller t do;
 - where no t is enough, the site keeps its own model. So it is never below it on those images.
 - probabilities are sharpened or flattened to what the validation images say (`calibrate`).
 The note in the result says which it was, and why.
@@ -28,9 +31,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from wardround.data.federation import Site
@@ -42,7 +46,7 @@ from wardround.methods.base import Answer, Context, Work
 from wardround.methods.class_ensemble import LABEL_COUNTS, ClassEnsemble
 from wardround.methods.ensemble import panel_members
 from wardround.methods.oneshot import logits_of
-from wardround.methods.personal_prior import Judge
+from wardround.methods.personal_prior import Judge, Offer
 from wardround.methods.state import State
 from wardround.methods.trust import guessed, log_shares, plausible
 from wardround.privacy.counts import binned
@@ -51,6 +55,7 @@ from wardround.study import Study
 
 KNOWN = 10.0  # images of a pair, by the harmonic mean, from which on a member is held to what it says about it
 ASKED = 20  # answers below which a member is not judged
+LOUDER = 4.0  # times, from one voice of the site's own model to the next
 
 
 class ConsultSettings(Frozen):
@@ -59,6 +64,7 @@ class ConsultSettings(Frozen):
     vote_temperature: Positive = pairs.TEMPERATURE
     doubt: Positive = pairs.DOUBT  # images' worth of the pooled probabilities in every pair
     sharpness: Positive = 5.0  # from the number of classes won to log-probabilities
+    federation: NotNegative = 0.5  # of the log shares of all sites' images
     counts: Literal["exact", "binned", "none"] = "exact"
     prior: NotNegative | None = None  # t; None: the smallest that is as good as the site's own model
     calibrate: bool = True
@@ -72,9 +78,10 @@ class Consult(ClassEnsemble):
     summary = "every pair of classes decided by the sites that have seen both, then by the asking site's own prior"
 
     class Settings(ConsultSettings):
-        """`vet` is how often a member must be right about what it claims to know."""
+        """How often a member must be right about what it claims to know, and how loud a site's own may be at home."""
 
         vet: Share = 0.7
+        own_voice: Annotated[float, Field(ge=1)] = 64.0
 
     def payload(self, study: Study, site: str) -> Payload:
         """What `class-ensemble` declares; counts may be left out."""
@@ -112,13 +119,26 @@ class Consult(ClassEnsemble):
         panel, said, kept = self._vetted(panel, said, names, site)
         place = kept.index(site.name) if site.name in kept else None
         own = None if place is None else (panel.members[place], said[place])
-        predictor, words, _ = judge.choose(panel, panel.combined(said, len(site.val)).double(), own)
+        predictor, words, _ = judge.choose(self._offers(panel, said, place), own)
         left_out = [name for name in names if name not in kept]
         if left_out:
             words += f"; it does not hear {', '.join(left_out)}, wrong about what {_they(left_out)} to have seen"
         ctx.note(f"{site.name} {words}")
         return predictor
         yield  # a Work that asks for no fit
+
+    def _offers(self, panel: Predictor, said: list[Tensor], own: int | None) -> list[Offer]:
+        """The panel as it is, then with the site's own member louder and louder."""
+        found = [Offer(panel, panel.combined(said, len(said[0])).double())]
+        voice = LOUDER
+        while own is not None and voice <= self.settings.own_voice:
+            voices = torch.ones(len(said), dtype=torch.float64)
+            voices[own] = voice
+            louder = replace(panel, voices=voices)
+            words = f", its own model's votes counted {voice:g} times,"
+            found.append(Offer(louder, louder.combined(said, len(said[0])).double(), words))
+            voice *= LOUDER
+        return found
 
     def _vetted(
         self, panel: Predictor, said: list[Tensor], names: list[str], site: Site
@@ -144,11 +164,14 @@ class Consult(ClassEnsemble):
 
 def panel_of(members: tuple[Member, ...], counts: Tensor, how: ConsultSettings) -> Predictor:
     """Networks and what each has seen (members, classes) as one predictor."""
+    trust = plausible(counts.double())
+    common = log_shares(pairs.bounded(trust, how.doubt).sum(dim=0))
     return Predictor(
         counts.shape[1],
         members,
         combine="pairs",
-        trust=plausible(counts.double()),
+        trust=trust,
+        log_prior=how.federation * common if how.federation else None,
         member_log_prior=log_shares(counts),
         votes=torch.tensor([how.vote_temperature, how.doubt], dtype=torch.float64),
         sharpness=torch.tensor(how.sharpness, dtype=torch.float64),

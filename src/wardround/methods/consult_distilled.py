@@ -40,7 +40,7 @@ from wardround.methods.consult import ConsultSettings, counts_group, panel_of, s
 from wardround.methods.distilled import Distilled, DistilledSettings, Epochs, Groups, Midway
 from wardround.methods.oneshot import logits_of, trained_models
 from wardround.methods.parts import Parts
-from wardround.methods.personal_prior import Judge, accuracy
+from wardround.methods.personal_prior import Judge, Offer, accuracy
 from wardround.methods.state import State
 from wardround.settings import Count, NotNegative, Positive
 from wardround.study import Study
@@ -138,7 +138,7 @@ class ConsultDistilled(Distilled):
         own = Member(ctx.study.spec(site.name), dict(memory.groups[OWN])) if OWN in memory.groups else None
         bar = None if own is None else (own, logits_of(ctx, own, site.val.images))
         scores = logits_of(ctx, shared.members[0], site.val.images).double()
-        chosen, words, reached = judge.choose(shared, scores, bar)
+        chosen, words, reached = judge.choose([Offer(shared, scores)], bar)
         tuned = yield from self._tuned(ctx, site, shared, delivered)
         if tuned is not None:
             said = logits_of(ctx, tuned.members[0], site.val.images).double()

@@ -2,12 +2,15 @@
 
 Multiplying by the whole prior (t = 1) is right for a site whose next patients are like its last, and forgets what only
 others have seen; t = 0 is the shared predictor. The smallest t at which the site loses nothing against its own model
-keeps the most of the others.
+keeps the most of the others. As it comes, what the shared predictor itself expects goes: (1 − t) of it stays, none from
+t = 1 on. Where the shared predictor comes in several forms, that with the smallest t is taken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -22,6 +25,23 @@ TEMPERS = torch.linspace(0, 3, 61, dtype=torch.float64)
 SHARPER = torch.logspace(-1, 1, 41, base=4.0, dtype=torch.float64)  # 1/4 to 4, with 1 in the middle
 BINS = 15
 FAMILIAR, ENOUGH = 0.05, 20  # the share of right answers that may be called unfamiliar; images to fit anything to
+
+
+class Offer(NamedTuple):
+    """A form of the shared predictor, its scores on the site's validation images, and what is added to its name."""
+
+    predictor: Predictor
+    scores: Tensor
+    how: str = ""
+
+    def expects(self, t: float, log_prior: Tensor) -> Tensor:
+        """The prior of this predictor with t of the site's: t·log π, and (1 − t)₊ of what it expected before."""
+        before = self.predictor.log_prior
+        return t * log_prior + (0.0 if before is None else max(0.0, 1 - t) * before.double())
+
+    def tempered(self, t: float, log_prior: Tensor) -> Tensor:
+        """The scores that it then has."""
+        return self.scores + self.expects(t, log_prior) - self.expects(0.0, log_prior)
 
 
 class Choice(NamedTuple):
@@ -40,19 +60,23 @@ class Judge:
     prior: float | None
     calibrate: bool
 
-    def choose(self, shared: Predictor, scores: Tensor, own: tuple[Member, Tensor] | None) -> Choice:
+    def choose(self, offers: Sequence[Offer], own: tuple[Member, Tensor] | None) -> Choice:
         """The best of the shared predictor with some of the site's prior, and the site's own model.
 
-        `scores` are those of the shared predictor on the validation images; `own` is the site's model and its logits.
+        `offers` begin with the shared predictor as it is; `own` is the site's model and its logits.
         """
         labels, prior = self.site.val.labels.cpu(), log_shares(self.site.train.counts().cpu())
         bar = 0.0 if own is None else accuracy(own[1], labels)
-        t = self.prior if self.prior is not None else smallest_temper(scores, prior, labels, bar)
-        if t is None and own is not None:
+        found = [(smallest_temper(offer, prior, labels, bar), offer) for offer in offers]
+        enough = [(t, offer) for t, offer in found if t is not None]
+        if self.prior is not None or own is None:
+            enough = [(self.prior or 0.0, offers[0])]
+        if not enough and own is not None:
             words = "keeps its own model: no share of its prior made the shared predictor as good"
-            return self.finished(Predictor(shared.classes, (own[0],)), own[1].double(), own, words)
-        chosen, words = self._tempered(shared, t or 0.0, "the least that is as good as its own model")
-        return self.finished(chosen, scores + (t or 0.0) * prior, own, f"takes {words}")
+            return self.finished(Predictor(offers[0].predictor.classes, (own[0],)), own[1].double(), own, words)
+        t, offer = min(enough, key=itemgetter(0))  # of equals the first
+        chosen, words = self._tempered(offer, t, "the least that is as good as its own model")
+        return self.finished(chosen, offer.tempered(t, prior), own, f"takes {words}")
 
     def finished(self, chosen: Predictor, found: Tensor, own: tuple[Member, Tensor] | None, words: str) -> Choice:
         """What was chosen, calibrated and with a floor; `found` are its scores on the validation images."""
@@ -72,23 +96,24 @@ class Judge:
 
     def unjudged(self, shared: Predictor) -> tuple[Predictor, str]:
         """Of a site without validation images: the whole prior, or as much of it as was fixed."""
-        found, words = self._tempered(shared, 1.0 if self.prior is None else self.prior, "as nothing can be measured")
+        t = 1.0 if self.prior is None else self.prior
+        found, words = self._tempered(Offer(shared, torch.empty(0)), t, "as nothing can be measured")
         return found, f"has no validation images: it takes {words}"
 
-    def _tempered(self, shared: Predictor, t: float, why: str) -> tuple[Predictor, str]:
+    def _tempered(self, offer: Offer, t: float, why: str) -> tuple[Predictor, str]:
         """The shared predictor with t of the site's prior, in words; `why` is told where t was not set."""
         end = "" if self.prior is None else ", as set"
         if t == 0:
-            return shared, f"the shared predictor as it is{end}"
-        prior = log_shares(self.site.train.counts().cpu())
-        words = f"the shared predictor with its own prior, tempered by {t:.2f}{end or f', {why}'}"
-        return replace(shared, log_prior=t * prior), words
+            return offer.predictor, f"the shared predictor{offer.how or ' as it is'}{end}"
+        prior = offer.expects(t, log_shares(self.site.train.counts().cpu()))
+        words = f"the shared predictor{offer.how} with its own prior, tempered by {t:.2f}{end or f', {why}'}"
+        return replace(offer.predictor, log_prior=prior), words
 
 
-def smallest_temper(scores: Tensor, log_prior: Tensor, labels: Tensor, bar: float) -> float | None:
+def smallest_temper(offer: Offer, log_prior: Tensor, labels: Tensor, bar: float) -> float | None:
     """The first of `TEMPERS` with which accuracy is not below the bar; None where there is none."""
     for t in TEMPERS.tolist():
-        if accuracy(scores + t * log_prior, labels) >= bar:
+        if accuracy(offer.tempered(t, log_prior), labels) >= bar:
             return float(t)
     return None
 

@@ -38,15 +38,18 @@ class PanelTeachers(Teachers):
         self.temperature, self.doubt = panel.votes.tolist()
         self.sharpness = float(panel.sharpness)
         self.shares = shares(self.counts, self.doubt)
+        expected = torch.zeros(panel.classes) if panel.log_prior is None else panel.log_prior
+        self.expected = expected.float().to(device)
 
     def logits(self, pixels: Tensor) -> Tensor:
         """The panel's scores, without a gradient."""
         pixels = pixels.bfloat16() if self.bf16 else pixels
         with torch.no_grad():
-            return self.scores(each([partial(teacher.logits, pixels) for teacher in self.teachers]))
+            said = each([partial(teacher.logits, pixels) for teacher in self.teachers])
+            return self.scores(said) + self.expected
 
     def scores(self, said: Sequence[Tensor]) -> Tensor:
-        """The panel's scores from its members' logits."""
+        """The panel's scores from its members' logits, before what it expects."""
         votes = torch.stack(list(said))
         return self.sharpness * pair_scores(votes, self.counts, self.log_prior, self.temperature, self.doubt)
 
