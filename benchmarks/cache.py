@@ -73,14 +73,14 @@ def training(images: int, repeats: int, folder: Path) -> dict[str, list[float]]:
 def write_dicoms(folder: Path, count: int) -> None:
     """Files of 12-bit noise, every second one with a window, and the table that names them."""
     from pydicom.dataset import FileDataset, FileMetaDataset
-    from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+    from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
     noise = np.random.default_rng(0).integers(0, 4096, (DICOM_SIDE, DICOM_SIDE), dtype=np.uint16)
     lines = ["path,label"]
     for i in range(count):
         meta = FileMetaDataset()
         meta.TransferSyntaxUID = ExplicitVRLittleEndian
-        meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = "1.2.840.10008.5.1.4.1.1.2", generate_uid()
+        meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = CTImageStorage, generate_uid()
         made = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
         made.PatientName, made.PatientID, made.Rows, made.Columns = "None^At all", str(i // 4), DICOM_SIDE, DICOM_SIDE
         made.SamplesPerPixel, made.PhotometricInterpretation, made.PixelRepresentation = 1, "MONOCHROME2", 0

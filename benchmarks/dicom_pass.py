@@ -29,7 +29,7 @@ LEAST_RATE, MOST_MIB = 150, 1024
 def write_dicoms(folder: Path, count: int) -> None:
     """Two classes of files; no two show the same, and none was ever of a patient."""
     from pydicom.dataset import FileDataset, FileMetaDataset
-    from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+    from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 1024, (SIDE, SIDE), dtype=np.uint16)
@@ -38,7 +38,7 @@ def write_dicoms(folder: Path, count: int) -> None:
         picture = np.roll(noise, 37 * i) + np.kron(coarse, np.ones((SIDE // 8, SIDE // 8), np.uint16))
         meta = FileMetaDataset()
         meta.TransferSyntaxUID = ExplicitVRLittleEndian
-        meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = "1.2.840.10008.5.1.4.1.1.2", generate_uid()
+        meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID = CTImageStorage, generate_uid()
         made = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
         made.PatientName, made.PatientID, made.Rows, made.Columns = "None^At all", str(i // 4), SIDE, SIDE
         made.SamplesPerPixel, made.PhotometricInterpretation, made.PixelRepresentation = 1, "MONOCHROME2", 0

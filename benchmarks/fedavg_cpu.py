@@ -61,17 +61,17 @@ def bare_loop(job: Job, rounds: int) -> float:
             net.train()
             optimiser = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5, fused=True)
             for _ in range(5):
-                for index in torch.randperm(len(data)).split(12):
+                for index in torch.split(torch.randperm(len(data)), 12):
                     pixels = data.images[index].float().div_(127.5).sub_(1)
                     loss = F.cross_entropy(
                         net(pixels.contiguous(memory_format=torch.channels_last)), data.labels[index]
                     )
                     optimiser.zero_grad(set_to_none=True)
-                    loss.backward()
+                    loss.backward()  # type: ignore[no-untyped-call]
                     optimiser.step()
         net.eval()
         with torch.no_grad():
-            for images in test.images.split(128):
+            for images in torch.split(test.images, 128):
                 net(images.float().div_(127.5).sub_(1))
     return time.process_time() - began
 

@@ -22,9 +22,10 @@ from fedkper_summary import figure
 from scripts import add_options, begin, fill
 from wardround.errors import BadInput
 from wardround.papers.cells import Cell, images_hash
-from wardround.papers.fedkper import MEASURES, PROTOCOL, SECONDS, SERIES, FedKPer, study_tree
+from wardround.papers.fedkper import MEASURES, PROTOCOL, SERIES, FedKPer, study_tree
 from wardround.papers.multi_round import header, plan
 from wardround.papers.results import Results
+from wardround.papers.runs import SECONDS
 from wardround.papers.summaries import averaged, cells, grouped
 
 NAME = "fedkper_readings"

@@ -7,7 +7,8 @@ from typing import Any
 
 from fedkper_entries import ABLATIONS, COLUMNS, ENTRIES, published
 from wardround.papers.courses import by_time
-from wardround.papers.fedkper import MEASURES, PROTOCOL, SECONDS, sites_of
+from wardround.papers.fedkper import MEASURES, PROTOCOL, sites_of
+from wardround.papers.runs import SECONDS
 from wardround.papers.summaries import averaged, cells, grouped
 
 PUBLISHED_WORDS = "FedKPer (arXiv 2605.00698), Table 1, means of 3 seeds on the authors' protocol"

@@ -152,7 +152,12 @@ def _work(given: argparse.Namespace) -> int:
         for site in sites:
             if (stage, site.name) not in done:
                 rows.append(attack(member, site, stage, how, given.most, given.seed, device))
-                record = {**head, "machine": machine(), "torch": torch.__version__, "feature_network": eye}
+                record: dict[str, Any] = {
+                    **head,
+                    "machine": machine(),
+                    "torch": torch.__version__,
+                    "feature_network": eye,
+                }
                 record |= {"shapes": shapes, "sites": names, "means": summary(rows, names), "rows": rows}
                 keep(given.out, record)
     print(markdown(json.loads(given.out.read_text())))

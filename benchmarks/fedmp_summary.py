@@ -10,7 +10,8 @@ from typing import Any
 from scipy.stats import t as student  # type: ignore[import-untyped]  # scikit-learn brings it along
 
 from fedmp_entries import ABLATIONS, BASELINES, FEDAVG, FEDMP, FEWSHOT, STAGE_UPLOAD, STAGES, published
-from wardround.papers.fedmp import MEASURES, SECONDS
+from wardround.papers.fedmp import MEASURES
+from wardround.papers.runs import SECONDS
 from wardround.papers.summaries import averaged, cells, grouped
 
 WORDS = {

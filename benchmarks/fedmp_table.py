@@ -30,7 +30,7 @@ from wardround.papers.multi_round import header
 from wardround.papers.results import Results
 
 
-def open_results(path: Path, studies: Mapping[Kind, Any]) -> Results:
+def open_results(path: Path, studies: Mapping[str, Any]) -> Results:
     """The file of results under these settings; it holds several sets of images."""
     return Results(path, {**head(studies), "words": WORDS}, SAME, summarise)
 

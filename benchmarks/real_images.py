@@ -48,7 +48,7 @@ def compare(path: Path, natural: bool, device: str, model: str) -> dict[str, Any
     """One comparison; its headlines, seconds and the settings behind them."""
     chosen = settings(path, natural, device, model)
     with tempfile.TemporaryDirectory() as folder:
-        methods = [(method, {}) for method in METHODS]
+        methods: list[tuple[str, dict[str, Any]]] = [(method, {}) for method in METHODS]
         result = begin_comparison(validate(chosen), methods, Path(folder) / "run", Silent()).finish()
     figures: dict[str, dict[str, float]] = {method: {} for method in METHODS}
     for headline in result["headlines"]:

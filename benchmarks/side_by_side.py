@@ -62,10 +62,10 @@ def eager(sets: list[ImageSet], epochs: int) -> float:
     for data in sets:
         optimiser = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
         for _ in range(epochs):
-            for index in torch.randperm(len(data), device="cuda").split(BATCH):
+            for index in torch.split(torch.randperm(len(data), device="cuda"), BATCH):
                 loss = F.cross_entropy(net(normalise(data.images[index]).contiguous()), data.labels[index])
                 optimiser.zero_grad()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
     torch.cuda.synchronize()
     return sum(len(data) for data in sets) * epochs / (time.perf_counter() - began)
