@@ -16,6 +16,7 @@ ABLATIONS = (
 )
 READINGS = (  # what the papers leave open, tried for docs/oneshot.md
     *(Line(label=f"fedbicross, K = {k}", method="fedbicross", settings={"clusters": k}) for k in (2, 3, 4)),
+    Line(label="fedbicross, known targets", method="fedbicross", settings={"targets": "known"}),
     Line(label="fedbicross, from a member", method="fedbicross", settings={"begin": "member"}),
     Line(label="fedbicross, learning at every step", method="fedbicross", settings={"inner": "all"}),
     Line(label="fedbicross, 16 trajectories", method="fedbicross", settings={"trajectories": 16, "lr": 0.05}),

@@ -24,6 +24,7 @@ from wardround.methods.fedbicross import FedBiCross, PersonalDistillation
 from wardround.methods.state import State
 from wardround.models import Weights, fresh, spec_layout
 from wardround.synthesis import clusters, simplex, subspaces
+from wardround.synthesis.inversion import Synthesis
 
 SHORT = {"trajectories": 2, "steps": 6, "samples": 3, "batch": 8, "probes": 4}
 OWN: dict[str, Any] = {**SHORT, "personal_epochs": 1, "synthesis_lr": 0.1}
@@ -117,6 +118,28 @@ def test_a_model_may_begin_as_the_central_member(three: Three) -> None:
             of = [site for site, weights in sent.items() if torch.equal(weights["head.weight"], model["head.weight"])]
             assert of == ([expected[c]] if expected else of[:1])
             assert len(of) == 1
+
+
+def test_labels_may_be_drawn_from_what_a_cluster_knows(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a resume knows them still, though it asks no network again."""
+    ctx, answers = three
+    asked: list[list[int]] = []
+
+    def synthesis(teachers: Any, labels: torch.Tensor, *rest: Any) -> Synthesis:
+        asked.append(labels.unique().tolist())
+        return Synthesis(teachers, labels, *rest)
+
+    monkeypatch.setattr("wardround.methods.cross_cluster.Synthesis", synthesis)
+    monkeypatch.setattr("wardround.methods.fedbicross.known_classes", lambda members: [len(members), 3])
+    of = method(targets="known", clusters=2, steps=3, trajectories=2)
+    first, *_ = of.absorb(ctx, State(), answers)
+    expected = [[len(sites), 3] for sites in first.facts["clusters"]]
+    assert asked == first.facts["targets"] == expected
+    *_, last = of.absorb(ctx, State.from_bytes(first.to_bytes()), answers)
+    assert asked == 2 * expected
+    assert last.facts["targets"] == expected
+    assert "targets" not in next(method(clusters=2, steps=3).absorb(ctx, State(), answers)).facts
+    assert asked[-1] == [0, 1, 2, 3]
 
 
 def test_a_model_begins_at_random_where_no_member_is_like_it(three: Three) -> None:

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from tiny import context, drive, federation, images, study
 from wardround.data.federation import Federation
+from wardround.learn.predictor import Member
 from wardround.methods.base import join_groups
 from wardround.methods.registry import make
 from wardround.methods.state import State
-from wardround.methods.trust import guessed, head_rows, log_shares, plausible
+from wardround.methods.trust import guessed, head_rows, known_classes, log_shares, plausible
 from wardround.models import NetSpec, build, fresh, names
 
 
@@ -69,6 +70,24 @@ def test_every_network_has_a_head_to_guess_from(name: str) -> None:
     found = guessed(spec, fresh(spec, torch.Generator().manual_seed(1)), 100)
     assert float(found.sum()) == pytest.approx(100)
     assert bool((found > 0).all())
+
+
+def test_classes_that_are_known_to_networks_together() -> None:
+    """Rows (2, 1, −1, −2), of deviation √(10/3): shares softmax(4·row/1.826) = 0.899, 0.100, 0.001, 0.0001.
+
+    With one that has it the other way round every class but the middle two has 0.45, these 0.05: 1/8 is the bar.
+    """
+    spec = NetSpec("small", 3, 4, 8, width=2)
+
+    def knows(*rows: float) -> Member:
+        weights = fresh(spec, torch.Generator().manual_seed(0))
+        weights["head.weight"] = torch.zeros_like(weights["head.weight"])
+        return Member(spec, {**weights, "head.bias": torch.tensor(rows)})
+
+    assert known_classes([knows(2.0, 1.0, -1.0, -2.0)]) == [0]
+    assert known_classes([knows(2.0, 1.9, -1.0, -2.0)]) == [0, 1]
+    assert known_classes([knows(2.0, 1.0, -1.0, -2.0), knows(-2.0, -1.0, 1.0, 2.0)]) == [0, 3]
+    assert known_classes([knows(1.0, 1.0, 1.0, 1.0)]) == [0, 1, 2, 3]
 
 
 def test_classes_that_a_site_has_are_guessed_from_its_model() -> None:

@@ -41,6 +41,14 @@ def test_the_first_image_of_each_class_at_steps_from_first_to_last() -> None:
     assert trail.facts() == {"gallery": {"labels": [0, 1, 2], "steps": [1, 5, 9], "left_out": []}}
 
 
+def test_a_class_that_is_not_in_the_batch_is_left_out_or_grey() -> None:
+    labels = torch.tensor([2, 0, 2, 2, 0, 2])
+    assert kept(shown(Trail(labels, classes="abc", steps=2, frames=2), 2)) == [[1, 0], [11, 10]]
+    whole = shown(Trail(labels, classes="abc", steps=2, frames=2, whole=True), 2)
+    assert kept(whole) == [[1, 128, 0], [11, 128, 10]]
+    assert whole.facts()["gallery"]["labels"] == [0, 1, 2]
+
+
 def test_classes_beyond_twelve_are_left_out_and_said_and_absent_ones_are_neither() -> None:
     trail = Trail([c for c in range(16) if c != 3], classes="abcdefghijklmnop", steps=1)
     trail.see(0, batch(0, 15))

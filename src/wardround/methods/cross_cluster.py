@@ -29,7 +29,7 @@ from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import AdaptedTeachers, Teachers
 
 CROSS = "cross"
-FACTS = ("clusters", "silhouettes", "similarity", "course")  # the last two for the report alone
+FACTS = ("clusters", "targets", "silhouettes", "similarity", "course")  # the last three for the report alone
 VALIDATION_SHARE = 0.2
 DIVERGED = "fedbicross: a model diverged in Stage 2; use a smaller lr"
 UNANSWERED = "the synthesis diverged: what teachers say to its images is no longer finite; use a smaller synthesis_lr"
@@ -44,7 +44,8 @@ class Cluster:
         self.k = k
         self.teachers = Teachers(members, device, precision)
         self.adapted = AdaptedTeachers(members, device, "ema", s.follow, precision)
-        labels = balanced_labels(s.batch, len(study.classes)).to(device)
+        targets = torch.tensor(state.facts.get("targets", {k: range(len(study.classes))})[k])
+        labels = targets[balanced_labels(s.batch, len(targets))].to(device)
         self.synthesis = Synthesis(self.teachers, labels, (study.channels, study.size, study.size), s.inversion())
         self.follow = Replay(self.adapted.follow, device)
         self.ask = Replay(lambda images: (self.teachers.logits(images), self.adapted.logits(images)), device)
@@ -56,7 +57,7 @@ class Cluster:
         self.model = ClusterModel(self.student, k, training, s.temperature, device)
         if group_name("adapted", k) in state.groups:
             self.adapted.restore(state.groups[group_name("adapted", k)])
-        self.trail = gallery.Trail(labels, study.classes, s.steps)
+        self.trail = gallery.Trail(labels, study.classes, s.steps, whole=True)
         self.trail.load(state, self.title)
 
     @property

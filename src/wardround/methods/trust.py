@@ -9,11 +9,12 @@ under the curve of 0.98 on blood cells at α 0.1) is also a leak: a model gives 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from wardround.learn.predictor import Member
 from wardround.models import NetSpec, StagedNet, build
 
 MOST = 3.0
@@ -40,6 +41,12 @@ def guessed(spec: NetSpec, weights: Mapping[str, Tensor], images: int) -> Tensor
     rows = head_rows(build(spec), weights)
     standardised = (rows - rows.mean()) / rows.std().clamp_min(1e-12)
     return images * torch.softmax(SLOPE * standardised, dim=0)
+
+
+def known_classes(members: Sequence[Member]) -> list[int]:
+    """Which classes some networks together seem to have seen: those with half of an equal share or more."""
+    shares = torch.stack([guessed(member.spec, member.weights, 1) for member in members]).mean(dim=0)
+    return [int(c) for c in torch.nonzero(shares >= 0.5 / len(shares))]
 
 
 def head_rows(net: StagedNet, weights: Mapping[str, Tensor]) -> Tensor:

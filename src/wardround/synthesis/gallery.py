@@ -26,14 +26,22 @@ class Trail:
     """The first image of each class at `frames` steps, the first and the last among them.
 
     `labels` are those of the batch that will be shown, as places in `classes`. A method that synthesises many times may
-    show every trajectory to the same trail: the last one shown remains.
+    show every trajectory to the same trail: the last one shown remains. A class that is not in the batch is left out
+    or, where trails of several batches shall stand side by side (`whole`), grey.
     """
 
-    def __init__(self, labels: Tensor | Sequence[int], classes: Sequence[str], steps: int, frames: int = 6) -> None:
+    def __init__(
+        self,
+        labels: Tensor | Sequence[int],
+        classes: Sequence[str],
+        steps: int,
+        frames: int = 6,
+        whole: bool = False,
+    ) -> None:
         given = [int(label) for label in (labels.tolist() if isinstance(labels, Tensor) else labels)]
-        present = [c for c in range(len(classes)) if c in given]
+        present = [c for c in range(len(classes)) if whole or c in given]
         self.labels, self.left_out = present[:MOST_CLASSES], present[MOST_CLASSES:]
-        self.chosen = [given.index(c) for c in self.labels]
+        self.chosen = [given.index(c) if c in given else None for c in self.labels]
         self.frames = spread(steps, frames)
         self._seen: dict[int, Tensor] = {}
 
@@ -44,7 +52,8 @@ class Trail:
         taken one by one, since a list of indices would have to travel to the device first.
         """
         if step in self.frames:
-            self._seen[step] = to_pixels(torch.stack([images.detach()[i] for i in self.chosen]))
+            grey = torch.zeros_like(images[0])
+            self._seen[step] = to_pixels(torch.stack([grey if i is None else images.detach()[i] for i in self.chosen]))
 
     def groups(self, title: str = ONE) -> Groups:
         """For a state: uint8 `(frames, images, channels, height, width)`; nothing where nothing was seen."""
