@@ -183,9 +183,7 @@ def test_what_is_common_everywhere_is_expected() -> None:
     found = panel_of((), counts, ConsultSettings(federation=0.25, doubt=100.0)).log_prior
     torch.testing.assert_close(found, expected / 4)
     assert panel_of((), counts, ConsultSettings(federation=0.0)).log_prior is None
-    liar = torch.tensor(
-        [[40, 10, 0], [20, 0, 30], [0, 1_000_000, 0]]
-    )  # 150 of class 1, then 10 + 5 with the others' 10
+    liar = torch.tensor([[40, 10, 0], [20, 0, 30], [0, 1_000_000, 0]])  # held to 150 images, then to 10 + 5
     lied = panel_of((), liar, ConsultSettings(federation=1.0, doubt=5.0)).log_prior
     torch.testing.assert_close(lied, log_shares(torch.tensor([60 - 15, 25, 5])))
 

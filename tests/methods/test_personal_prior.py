@@ -91,9 +91,9 @@ def test_of_several_forms_that_with_the_smallest_share_is_taken() -> None:
 
 
 def test_its_own_prior_takes_the_place_of_what_the_shared_predictor_expected() -> None:
-    """That expects class 1, by 0.4: of the margin of 1 the second image has ¼ of it left at t = ¾, and none at t = 1.
+    """That expects class 1 by 0.4, of which (1 − t) stays; so the second image is called 1 by 0.6 + 0.4·(1 − t).
 
-    With π = (5.5, 1.5)/7 the margin is 0.6 + 0.4·(1 − t) − 1.2993·t < 0 from t = 0.59: 0.60.
+    With π = (5.5, 1.5)/7, log odds 1.2993, it is no longer from 0.6 + 0.4·(1 − t) = 1.2993·t on: t = 0.59, so 0.60.
     """
     shared = replace(SHARED, log_prior=double(-0.2, 0.2))
     judge = Judge(site([0, 0], [0] * 5 + [1]), None, calibrate=False)

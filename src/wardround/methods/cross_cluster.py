@@ -29,7 +29,7 @@ from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import AdaptedTeachers, Teachers
 
 CROSS = "cross"
-FACTS = ("clusters", "targets", "silhouettes", "similarity", "course")  # the last three for the report alone
+FACTS = ("clusters", "targets", "silhouettes", "similarity", "course")  # the last two for the report alone
 VALIDATION_SHARE = 0.2
 DIVERGED = "fedbicross: a model diverged in Stage 2; use a smaller lr"
 UNANSWERED = "the synthesis diverged: what teachers say to its images is no longer finite; use a smaller synthesis_lr"
@@ -44,7 +44,8 @@ class Cluster:
         self.k = k
         self.teachers = Teachers(members, device, precision)
         self.adapted = AdaptedTeachers(members, device, "ema", s.follow, precision)
-        targets = torch.tensor(state.facts.get("targets", {k: range(len(study.classes))})[k])
+        known = state.facts.get("targets")
+        targets = torch.tensor(known[k]) if known else torch.arange(len(study.classes))
         labels = targets[balanced_labels(s.batch, len(targets))].to(device)
         self.synthesis = Synthesis(self.teachers, labels, (study.channels, study.size, study.size), s.inversion())
         self.follow = Replay(self.adapted.follow, device)

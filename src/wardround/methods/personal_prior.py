@@ -67,10 +67,11 @@ class Judge:
         """
         labels, prior = self.site.val.labels.cpu(), log_shares(self.site.train.counts().cpu())
         bar = 0.0 if own is None else accuracy(own[1], labels)
-        found = [(smallest_temper(offer, prior, labels, bar), offer) for offer in offers]
-        enough = [(t, offer) for t, offer in found if t is not None]
-        if self.prior is not None or own is None:
-            enough = [(self.prior or 0.0, offers[0])]
+        if self.prior is not None:
+            enough = [(self.prior, offers[0])]
+        else:
+            found = [(smallest_temper(offer, prior, labels, bar), offer) for offer in offers]
+            enough = [(t, offer) for t, offer in found if t is not None]
         if not enough and own is not None:
             words = "keeps its own model: no share of its prior made the shared predictor as good"
             return self.finished(Predictor(offers[0].predictor.classes, (own[0],)), own[1].double(), own, words)
