@@ -1,4 +1,4 @@
-"""The picture and the table of docs/consult.md, from the results of `one_shot_grid.py`.
+"""The picture and the tables of docs/consult.md, from the results of `one_shot_grid.py`.
 
 Local against global accuracy of every method, a panel for each level of skew, means over the seeds that a file holds;
 below, the upper right corner of each panel larger. What sites deploy is a disc, a shared predictor where sites deploy
@@ -17,6 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from consult_balance import balance_table
 from one_shot_entries import ENTRIES
 from pages import fill
 
@@ -195,8 +196,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("page", type=Path)
     parser.add_argument("--set", default="bloodmnist")
     given = parser.parse_args(arguments)
-    drawn, text = figures(json.loads(given.results.read_text(encoding="utf-8")), given.set, f"{given.page.stem}.svg")
-    return fill(given.page, {"consult_picture.py": text}, drawn)
+    tree = json.loads(given.results.read_text(encoding="utf-8"))
+    drawn, text = figures(tree, given.set, f"{given.page.stem}.svg")
+    parts = {"consult_picture.py": text, "consult_picture.py, balance": balance_table(tree["entries"])}
+    return fill(given.page, parts, drawn)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from one_shot_entries import ABLATIONS, ENTRIES, OURS, READINGS
@@ -32,7 +33,7 @@ def figures(tree: Mapping[str, Any]) -> dict[str, str]:
     rows = {(row["set"], row["alpha"], row["entry"]): row for row in tree["summary"]}
     return {
         "methods": methods(rows, [*ENTRIES, *OURS]),
-        "bars": bars(rows),
+        "bars": bars(tree["entries"], rows),
         "ablations": variants(tree["entries"], ABLATIONS, rows),
         "readings": variants(tree["entries"], READINGS, rows),
     }
@@ -53,8 +54,8 @@ def methods(rows: Rows, lines: Sequence[Line]) -> str:
     return "\n".join(text).rstrip()
 
 
-def bars(rows: Rows) -> str:
-    """How far FedBiCross keeps what a site has and wins what the ensemble knows."""
+def bars(entries: Sequence[Row], rows: Rows) -> str:
+    """How far FedBiCross keeps what a site has and wins what the ensemble knows, over the seeds that all three have."""
     head = [
         "set",
         "α",
@@ -66,15 +67,22 @@ def bars(rows: Rows) -> str:
     ]
     text = [cells(head), cells(["---"] * len(head))]
     for images, alpha, _ in sorted(key for key in rows if key[2] == VARIED):
-        own, row, panel = (rows.get((images, alpha, name)) for name in ("local", VARIED, "ensemble"))
-        if own is None or row is None or panel is None:
+        own, found, panel = (_by_seed(entries, images, alpha, name) for name in ("local", VARIED, "ensemble"))
+        seeds = own.keys() & found.keys() & panel.keys()
+        if not seeds:
             continue
-        start, end, top = (found["mean"][GLOBAL] for found in (own, row, panel))
+        start, end, top = (mean(of[seed][GLOBAL] for seed in seeds) for of in (own, found, panel))
         won = f"{(end - start) / (top - start):.0%}" if top > start else NONE
-        below = 100 * (own["mean"][LOCAL] - row["mean"][LOCAL])
+        below = 100 * mean(own[seed][LOCAL] - found[seed][LOCAL] for seed in seeds)
         globally = ", ".join(f"{100 * value:.1f}" for value in (start, end, top))
-        text.append(cells([images, f"{alpha:g}", _seeds([row]), figure(row, LOCAL), f"{below:.1f}", globally, won]))
+        local = figure(rows[images, alpha, VARIED], LOCAL)
+        text.append(cells([images, f"{alpha:g}", str(len(seeds)), local, f"{below:.1f}", globally, won]))
     return "\n".join(text)
+
+
+def _by_seed(entries: Sequence[Row], images: str, alpha: float, name: str) -> dict[int, Mapping[str, float]]:
+    place = (images, alpha, name)
+    return {e["seed"]: e["figures"] for e in entries if (e["set"], e["alpha"], e["entry"]) == place}
 
 
 def variants(entries: Sequence[Row], lines: Sequence[Line], rows: Rows) -> str:

@@ -49,8 +49,9 @@ QUICK: dict[str, dict[str, Any]] = {
     "coboosting": {"epochs": 2, "batch": 8, "codes": 4, "generator_steps": 2, "shots": 1},
     "consult-distilled": {
         "epochs": 1,
-        "steps": 3,
         "batch": 8,
+        "codes": 4,
+        "generator_steps": 3,
         "kd_steps": 2,
         "replayed": 4,
         "tune_epochs": 1,

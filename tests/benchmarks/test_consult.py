@@ -18,7 +18,7 @@ from wardround.methods.registry import make
 from wardround.methods.state import State
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("robust", "heldout", "picture", "cells", "experiments")
+NAMES = ("robust", "heldout", "picture", "balance", "cells", "experiments")
 
 
 @pytest.fixture(scope="module")
@@ -191,9 +191,30 @@ def test_the_picture_has_a_point_for_each_predictor(scripts: Any) -> None:
     assert sum(circle.get("fill") == "#fff" for circle in circles) == 2 + 2
 
 
+def test_rivals_are_compared_on_the_seeds_that_both_have(scripts: Any) -> None:
+    """`consult` has balances 0.8 and 0.6; `local`, of both seeds, is 10 behind, `dense`, of the second, 5 ahead."""
+
+    def entry(name: str, seed: int, balance: float) -> dict[str, Any]:
+        shared = dict.fromkeys(("shared_local_accuracy", "shared_global_accuracy"), 0.5)
+        figures = {"balance": balance, **shared}
+        return {"set": "blood", "alpha": 0.1, "seed": seed, "entry": name, "figures": figures}
+
+    ours = [entry("consult", 0, 0.8), entry("consult", 1, 0.6), entry("consult, prior 0.25", 0, 0.7)]
+    others = [
+        entry("local", 0, 0.7),
+        entry("local", 1, 0.5),
+        entry("dense", 1, 0.65),
+        entry("dense, as released", 1, 1),
+    ]
+    _, _, line = scripts.balance.balance_table([*ours, *others]).splitlines()
+    assert [cell.strip() for cell in line.strip("|").split("|")] == [
+        "blood", "0.1", "2", "70.0", "50.0", "70.0", "dense 65.0 (of 1 seed, `consult` there 60.0); local 60.0"
+    ]  # fmt: skip
+
+
 def test_a_page_without_marks_is_left_alone(scripts: Any, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("# nothing\n")
-    (tmp_path / "results.json").write_text(json.dumps(TREE))
+    (tmp_path / "results.json").write_text(json.dumps({**TREE, "entries": []}))
     assert scripts.picture.main([str(tmp_path / "results.json"), str(tmp_path / "page.md"), "--set", "blood"]) == 2
     assert (tmp_path / "page.md").read_text() == "# nothing\n"
 
@@ -202,5 +223,7 @@ def test_the_page_has_the_figures_of_the_results(scripts: Any) -> None:
     """Fails when results are new; then run: benchmarks/consult_picture.py papers/one_shot_grid.json docs/consult.md."""
     tree = json.loads((ROOT / "papers" / "one_shot_grid.json").read_text(encoding="utf-8"))
     drawn, text = scripts.picture.figures(tree, "bloodmnist", "consult.svg")
-    assert text in (ROOT / "docs" / "consult.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "consult.md").read_text(encoding="utf-8")
+    assert text in page
+    assert scripts.balance.balance_table(tree["entries"]) in page
     assert drawn == (ROOT / "docs" / "consult.svg").read_text(encoding="utf-8")

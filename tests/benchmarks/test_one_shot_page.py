@@ -60,6 +60,14 @@ def test_what_was_won_by_hand(page: Any) -> None:
     assert second[-1] == "–"
 
 
+def test_the_bars_are_of_the_seeds_that_all_three_have(page: Any) -> None:
+    """Of `local` a second seed is there, at which it has nothing."""
+    found = tree(row("local", 0.99, 0.4, 1), row("fedbicross", 0.975, 0.5, 1), row("ensemble", 0.6, 0.8, 1))
+    found["entries"].append({**found["entries"][0], "seed": 1, "figures": {"local_accuracy": 0, "global_accuracy": 0}})
+    *_, line = lines(page.figures(found)["bars"])
+    assert line[2:] == ["1", "97.5", "1.5", "40.0, 50.0, 80.0", "25%"]
+
+
 def test_methods_stand_in_the_papers_order_with_what_is_missing(page: Any) -> None:
     rows = [
         row("consult", 0.9, 0.9),

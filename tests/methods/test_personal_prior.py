@@ -34,6 +34,11 @@ def double(*rows: object) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
+def many(*rows: object) -> Tensor:
+    """Ten times these: as few images as may judge."""
+    return double(*rows).repeat(10, 1)
+
+
 def site(labels: list[int], train: list[int]) -> Site:
     """A site with these validation and training labels, two classes."""
     of = federation((2,), classes=2).sites[0]
@@ -56,29 +61,29 @@ def test_the_first_share_of_the_prior_that_is_enough() -> None:
 
 def test_a_site_takes_the_shared_predictor_with_that_share() -> None:
     """Training images 5:1, so π = (5.5, 1.5)/7: log odds 1.2993; a margin of 1 needs t > 0.77: 0.80."""
-    judge = Judge(site([0, 0], [0] * 5 + [1]), None, calibrate=False)
-    found = judge.choose([Offer(SHARED, double([2, 0], [0, 1]))], (OWN, double([1, 0], [1, 0])))
+    judge = Judge(site([0, 0] * 10, [0] * 5 + [1]), None, calibrate=False)
+    found = judge.choose([Offer(SHARED, many([2, 0], [0, 1]))], (OWN, many([1, 0], [1, 0])))
     prior = double(5.5 / 7, 1.5 / 7).log()
     assert found.predictor.members == SHARED.members
     assert found.predictor.log_prior is not None
     torch.testing.assert_close(found.predictor.log_prior, 0.8 * prior)
     assert found.words == (
         "takes the shared predictor with its own prior, tempered by 0.80, the least that is as good as its own model "
-        "(100.0% of 2 validation images, its own model 100.0%)"
+        "(100.0% of 20 validation images, its own model 100.0%)"
     )
     assert found.accuracy == 1
-    assert found.predictor.floor is None  # two images cannot tell
+    assert found.predictor.floor is not None
 
 
 def test_of_several_forms_that_with_the_smallest_share_is_taken() -> None:
     """As above the first form needs 0.80; the second, by a margin of ½, t > 0.38: 0.40; the third the same."""
     forms = [
-        Offer(SHARED, double([2, 0], [0, 1])),
-        Offer(SHARED, double([2, 0], [0, 0.5]), ", louder,"),
-        Offer(replace(SHARED, combine="softmax"), double([2, 0], [0, 0.5]), ", loudest,"),
+        Offer(SHARED, many([2, 0], [0, 1])),
+        Offer(SHARED, many([2, 0], [0, 0.5]), ", louder,"),
+        Offer(replace(SHARED, combine="softmax"), many([2, 0], [0, 0.5]), ", loudest,"),
     ]
-    judge = Judge(site([0, 0], [0] * 5 + [1]), None, calibrate=False)
-    own = OWN, double([1, 0], [1, 0])
+    judge = Judge(site([0, 0] * 10, [0] * 5 + [1]), None, calibrate=False)
+    own = OWN, many([1, 0], [1, 0])
     found = judge.choose(forms, own)
     assert found.words.startswith("takes the shared predictor, louder, with its own prior, tempered by 0.40, the least")
     assert found.predictor.log_prior is not None
@@ -86,7 +91,7 @@ def test_of_several_forms_that_with_the_smallest_share_is_taken() -> None:
     assert found.predictor.combine == "logits"
     fixed = Judge(judge.site, 0.5, calibrate=False).choose(forms, own)
     assert fixed.words.startswith("takes the shared predictor with its own prior, tempered by 0.50, as set")
-    free = judge.choose([forms[0], Offer(SHARED, double([2, 0], [1, 0]), ", louder")], own)
+    free = judge.choose([forms[0], Offer(SHARED, many([2, 0], [1, 0]), ", louder")], own)
     assert free.words.startswith("takes the shared predictor, louder (100.0%")
 
 
@@ -96,9 +101,9 @@ def test_its_own_prior_takes_the_place_of_what_the_shared_predictor_expected() -
     With π = (5.5, 1.5)/7, log odds 1.2993, it is no longer from 0.6 + 0.4·(1 − t) = 1.2993·t on: t = 0.59, so 0.60.
     """
     shared = replace(SHARED, log_prior=double(-0.2, 0.2))
-    judge = Judge(site([0, 0], [0] * 5 + [1]), None, calibrate=False)
-    own, prior = (OWN, double([1, 0], [1, 0])), double(5.5 / 7, 1.5 / 7).log()
-    offer = Offer(shared, double([2, 0], [0, 1]))
+    judge = Judge(site([0, 0] * 10, [0] * 5 + [1]), None, calibrate=False)
+    own, prior = (OWN, many([1, 0], [1, 0])), double(5.5 / 7, 1.5 / 7).log()
+    offer = Offer(shared, many([2, 0], [0, 1]))
     found = judge.choose([offer], own)
     assert "tempered by 0.60" in found.words
     assert found.predictor.log_prior is not None
@@ -111,10 +116,10 @@ def test_its_own_prior_takes_the_place_of_what_the_shared_predictor_expected() -
 
 
 def test_a_site_that_needs_nothing_of_its_prior() -> None:
-    judge = Judge(site([0, 1], [0] * 5 + [1]), None, calibrate=False)
-    found = judge.choose([Offer(SHARED, double([2, 0], [0, 1]))], (OWN, double([1, 0], [1, 0])))
-    assert found.words == "takes the shared predictor as it is (100.0% of 2 validation images, its own model 50.0%)"
-    assert found.predictor == SHARED  # and its card does not speak of class shares
+    judge = Judge(site([0, 1] * 10, [0] * 5 + [1]), None, calibrate=False)
+    found = judge.choose([Offer(SHARED, many([2, 0], [0, 1]))], (OWN, many([1, 0], [1, 0])))
+    assert found.words == "takes the shared predictor as it is (100.0% of 20 validation images, its own model 50.0%)"
+    assert replace(found.predictor, floor=None) == SHARED  # and its card does not speak of class shares
 
 
 def test_a_site_keeps_its_own_model_where_no_share_is_enough() -> None:
@@ -138,8 +143,23 @@ def test_a_fixed_share_is_taken_whatever_it_does() -> None:
 
 
 def test_a_site_without_a_model_of_its_own_has_no_bar() -> None:
-    found = Judge(site([1], []), None, calibrate=False).choose([Offer(SHARED, double([1, 0]))], None)
-    assert found.words == "takes the shared predictor as it is (0.0% of 1 validation image)"
+    found = Judge(site([1] * 20, []), None, calibrate=False).choose([Offer(SHARED, many([1, 0], [1, 0]))], None)
+    assert found.words == "takes the shared predictor as it is (0.0% of 20 validation images)"
+
+
+@pytest.mark.parametrize(("margin", "t"), [(-1.0, 1.0), (1.0, 1.0), (1.5, 1.2)])
+def test_a_handful_of_images_cannot_do_with_less_than_the_whole_prior(margin: float, t: float) -> None:
+    """19 images of class 0, the last called 1 by a margin, or 0. Of 1.2993, the log odds, 1.5 needs more than 1.15."""
+    judge = Judge(site([0] * 19, [0] * 5 + [1]), None, calibrate=False)
+    scores = torch.cat([double([2, 0]).repeat(18, 1), double([0, margin])])
+    found = judge.choose([Offer(SHARED, scores)], (OWN, double([1, 0]).repeat(19, 1)))
+    assert found.words == (
+        f"takes the shared predictor with its own prior, tempered by {t:.2f}, the least with so few validation images "
+        "(100.0% of 19 validation images, its own model 100.0%)"
+    )
+    twenty = Judge(site([0] * 20, [0] * 5 + [1]), None, calibrate=False)
+    scores = torch.cat([double([2, 0]), scores])
+    assert "as it is" in twenty.choose([Offer(SHARED, scores)], None).words
 
 
 @pytest.mark.parametrize(("prior", "share", "why"), [(None, 1.0, "as nothing can be measured"), (0.25, 0.25, "as set")])
@@ -231,7 +251,7 @@ def test_a_handful_of_images_is_not_calibrated_on(n: int) -> None:
         [Offer(SHARED, double([1, 0]).repeat(n, 1))], None
     )
     assert found.words.endswith(f"of {n} validation image{'s' if n > 1 else ''}); too few of them to calibrate on")
-    assert found.predictor == SHARED
+    assert found.predictor.sharpness is None
     enough = Judge(site([0] * 20, [0, 1]), None, calibrate=True).choose(
         [Offer(SHARED, double([1, 0]).repeat(20, 1))], None
     )

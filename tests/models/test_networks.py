@@ -8,6 +8,7 @@ from torch import nn
 
 from wardround.models import NetSpec, build, fresh, names, spec_layout
 from wardround.models.resnet import BasicBlock, BottleneckBlock
+from wardround.models.shortcut import Shortcut
 from wardround.models.wide_resnet import PreActivationBlock
 
 
@@ -108,6 +109,22 @@ def test_shortcuts() -> None:
     assert torch.equal(zeroed(BottleneckBlock(4, 1, 1))(x), x.relu())
     assert torch.equal(zeroed(PreActivationBlock(4, 4, 1))(x), x)
     assert BasicBlock(4, 8, 2)(x).shape == (2, 8, 3, 3)
+
+
+@pytest.mark.parametrize("inputs", [1, 3, 7, 8, 12])
+@pytest.mark.parametrize("size", [(8, 8), (7, 5), (1, 1)])
+def test_a_shortcut_is_a_plain_convolution_however_narrow(inputs: int, size: tuple[int, int]) -> None:
+    """Values and both gradients, channels last, of a 1×1 convolution of every other pixel written out as a product."""
+    draw = torch.Generator().manual_seed(0)
+    layer = Shortcut(inputs, 5, 2).to(memory_format=torch.channels_last)
+    x = torch.randn(4, inputs, *size, generator=draw).contiguous(memory_format=torch.channels_last).requires_grad_()
+    found = layer(x)
+    expected = torch.einsum("nchw,oc->nohw", x[:, :, ::2, ::2], layer.weight[:, :, 0, 0])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    weigh = torch.randn(found.shape, generator=draw)
+    ours, plain = (torch.autograd.grad((y * weigh).sum(), [x, layer.weight]) for y in (found, expected))
+    for a, b in zip(ours, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_pre_activation_projects_the_activated_input() -> None:

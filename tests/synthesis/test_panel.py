@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 import torch
@@ -13,9 +12,8 @@ from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member, Predictor
 from wardround.methods.consult import ConsultSettings, panel_of
 from wardround.models import NetSpec, fresh
-from wardround.synthesis.inversion import Inversion, inversion_loss
+from wardround.synthesis.deal import Deal, deal
 from wardround.synthesis.panel import PanelTeachers
-from wardround.synthesis.teachers import View
 
 SPECS = NetSpec("small", 3, 3, 8, width=2), NetSpec("small", 3, 3, 8, width=3)
 COUNTS = torch.tensor([[30, 10, 0], [0, 10, 5]])
@@ -26,13 +24,8 @@ def panel(**how: float) -> Predictor:
     return panel_of(members, COUNTS, ConsultSettings(**how))
 
 
-def teachers(ask: Literal["experts", "panel"] = "experts", **how: float) -> PanelTeachers:
-    return PanelTeachers(panel(**how), CPU, ask=ask)
-
-
-def view(*probabilities: list[list[float]]) -> View:
-    logits = tuple(torch.tensor(rows).log() for rows in probabilities)
-    return View(logits, tuple(torch.zeros(()) for _ in logits))
+def teachers(**how: float) -> PanelTeachers:
+    return PanelTeachers(panel(**how), CPU)
 
 
 def test_they_say_what_the_predictor_says() -> None:
@@ -43,54 +36,55 @@ def test_they_say_what_the_predictor_says() -> None:
     assert not found.requires_grad
 
 
+def shown(of: PanelTeachers, batch: int = 6) -> tuple[torch.Tensor, Deal]:
+    """A batch of images as the teachers are dealt it."""
+    dealt = deal(COUNTS, of.shares, batch, CPU)
+    draw = torch.Generator().manual_seed(1)
+    return torch.randn(len(dealt.labels), 3, 8, 8, generator=draw, requires_grad=True), dealt
+
+
 def test_a_class_is_asked_of_those_who_have_seen_it() -> None:
-    """Images of classes 0, 1 and 2. W: class 0 (1, 0); class 1 (1/2, 1/2); class 2 (0, 1); no count is out of bounds.
+    """The mean over classes of Σ_k W_kc·(mean over k's images of c of −log softmax(z_k − log π_k)_c), loop by loop.
 
-    π of teacher 1 is (30.5, 10.5, 0.5)/41.5, of teacher 2 (0.5, 10.5, 5.5)/16.5. Losses are −log softmax(z − log π) of
-    the label: p_y/π_y over Σ_c p_c/π_c.
+    W: class 0 (1, 0); class 1 (1/2, 1/2); class 2 (0, 1); no count is out of bounds. π of teacher 1 is
+    (30.5, 10.5, 0.5)/41.5, of teacher 2 (0.5, 10.5, 5.5)/16.5.
     """
-    said = [[[0.5, 0.3, 0.2], [0.2, 0.7, 0.1], [0.3, 0.3, 0.4]], [[0.1, 0.1, 0.8], [0.6, 0.2, 0.2], [0.2, 0.2, 0.6]]]
+    of = teachers()
+    images, dealt = shown(of)
     priors = [[30.5 / 41.5, 10.5 / 41.5, 0.5 / 41.5], [0.5 / 16.5, 10.5 / 16.5, 5.5 / 16.5]]
+    trusted = [[1.0, 0.5, 0.0], [0.0, 0.5, 1.0]]
+    expected = 0.0
+    for k, teacher in enumerate(of.teachers):
+        logits = teacher.logits(images[dealt.rows[k]]).detach()
+        labels = dealt.labels[dealt.rows[k]].tolist()
+        for c in range(3):
+            mine = [math.e**z / priors[k][d] for row in logits[[i for i, y in enumerate(labels) if y == c]].tolist()
+                    for d, z in enumerate(row)]  # fmt: skip
+            losses = [-math.log(mine[i + c] / sum(mine[i : i + 3])) for i in range(0, len(mine), 3)]
+            expected += trusted[k][c] * (sum(losses) / len(losses) if losses else 0.0) / 3
+    wrong, _ = of.opinion(images, dealt)
+    assert float(wrong.detach()) == pytest.approx(expected, rel=1e-5)
 
-    def loss(teacher: int, image: int) -> float:
-        odds = [p / q for p, q in zip(said[teacher][image], priors[teacher], strict=True)]
-        return -math.log(odds[image] / sum(odds))
 
-    expected = (loss(0, 0) + (loss(0, 1) + loss(1, 1)) / 2 + loss(1, 2)) / 3
-    found = teachers().label_loss(view(*said), torch.tensor([0, 1, 2]), Inversion())
-    assert float(found) == pytest.approx(expected, rel=1e-5)
-
-
-def test_what_a_teacher_says_of_a_class_that_it_has_not_seen_moves_nothing() -> None:
-    sure, unsure = [[0.98, 0.01, 0.01]], [[0.3, 0.3, 0.4]]
-    labels = torch.tensor([0])
+def test_statistics_are_of_what_each_teacher_is_shown() -> None:
     of = teachers()
-    same = [float(of.label_loss(view(unsure, other), labels, Inversion())) for other in (sure, unsure)]
-    assert same[0] == same[1]
-    apart = [float(of.label_loss(view(other, sure), labels, Inversion())) for other in (sure, unsure)]
-    assert apart[0] < apart[1]
+    images, dealt = shown(of)
+    _, gap = of.opinion(images, dealt)
+    alone = [float(t.view(images[rows])[1].detach()) for t, rows in zip(of.teachers, dealt.rows, strict=True)]
+    assert float(gap.detach()) == pytest.approx(sum(alone) / 2, rel=1e-6)
 
 
-def test_or_of_the_panel_as_a_whole() -> None:
-    """Cross-entropy of the panel's own scores."""
-    seen = view([[0.5, 0.3, 0.2]], [[0.1, 0.1, 0.8]])
-    of = teachers("panel")
-    scores = of.scores(seen.logits)
-    expected = -math.log(float(scores.softmax(dim=1)[0, 1]))
-    assert float(of.label_loss(seen, torch.tensor([1]), Inversion())) == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(scores[0], panel(federation=0.0).combined(list(seen.logits), 1)[0])
-
-
-def test_a_synthesis_takes_it_for_the_label_loss() -> None:
-    """Without batch norm and variation all of the loss; and it has a gradient."""
+def test_an_image_that_a_teacher_is_not_shown_moves_nothing_by_it() -> None:
+    """Images of class 0 are the first teacher's alone; both have a gradient by what they are shown."""
     of = teachers()
-    images = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    labels, how = torch.tensor([0, 1, 2]), Inversion(bn_weight=0.0, tv_weight=0.0)
-    seen = of.view(images)
-    loss = inversion_loss(seen, images, labels, how, of.label_loss)
-    assert float(loss.detach()) == float(of.label_loss(seen, labels, how).detach())
-    (gradient,) = torch.autograd.grad(loss, images)
-    assert float(gradient.abs().sum()) > 0
+    images, dealt = shown(of)
+    assert set(dealt.labels[dealt.rows[1]].tolist()) == {1, 2}
+    (gradient,) = torch.autograd.grad(sum(of.opinion(images, dealt)), images)
+    assert bool((gradient.flatten(1).abs().sum(dim=1) > 0).all())
+    without = replace(dealt, rows=dealt.rows[1:], weights=dealt.weights[1:])
+    of.teachers, of.log_prior = of.teachers[1:], of.log_prior[1:]
+    (gradient,) = torch.autograd.grad(sum(of.opinion(images, without)), images)
+    assert not gradient[dealt.labels == 0].any()
 
 
 @pytest.mark.parametrize("name", ["trust", "member_log_prior", "votes", "sharpness"])

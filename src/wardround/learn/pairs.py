@@ -32,8 +32,7 @@ def pair_scores(
 ) -> Tensor:
     """Wins s `(n, classes)` from logits `(networks, n, classes)`, counts and log priors `(networks, classes)`."""
     classes = logits.shape[2]
-    voices = torch.ones(len(logits)) if voices is None else voices
-    loud = voices.to(counts).view(-1, 1, 1)
+    loud = (counts.new_ones(len(counts)) if voices is None else voices.to(counts)).view(-1, 1, 1)
     logits = torch.where(logits.isfinite().all(dim=2, keepdim=True), logits, log_prior.to(logits).unsqueeze(1))
     pooled = (logits.softmax(dim=2) * shares(counts, doubt, loud[:, 0]).unsqueeze(1)).sum(dim=0).clamp_min(TINY)
     weights = loud * bounded(harmonic(counts), doubt)

@@ -165,7 +165,7 @@ class Consult(ClassEnsemble):
 def panel_of(members: tuple[Member, ...], counts: Tensor, how: ConsultSettings) -> Predictor:
     """Networks and what each has seen (members, classes) as one predictor."""
     trust = plausible(counts.double())
-    common = log_shares(pairs.bounded(trust, how.doubt).sum(dim=0))
+    common = log_shares(trust.sum(dim=0))
     return Predictor(
         counts.shape[1],
         members,

@@ -1,10 +1,15 @@
 """`consult-distilled`: the panel of `consult` in one network, distilled without data. Our own method; no paper has it.
 
 Sites send what they do for `consult`, but only the coordinator sees it: a site gets one network home, not everybody's.
-Each epoch inverts one batch of images, a class asked of the teachers that have seen it (`synthesis/panel.py`; `classify
-= "panel"` asks the panel as a whole; batch-norm distances are averaged over teachers, FedISCA Eq. 6; labels go around
-the classes that any site has seen), keeps it at `snapshots` of its steps, and takes `kd_steps` steps on batches drawn
-from what was kept last, cropped and flipped, towards the panel's probabilities. The learning rate falls along a cosine.
+A generator (`synthesis/generator.py`) makes images from random codes and a class. In each epoch it takes steps down
+
+    L = mean_c Σ_k W_kc·CE(z_k(x) − log π_k, c) + λ·mean_k Σ_l ‖μ_l(x) − μ_kl‖ + ‖σ²_l(x) − σ²_kl‖
+
+with a class asked of the models that have seen it, and every model k shown the mix of classes that its site had
+(`synthesis/deal.py`): its batch-norm statistics are of that mix. Then the student takes steps on new images of it,
+equally many of each class, cropped and flipped, towards the panel's probabilities. The generator goes on from epoch to
+epoch; the student's learning rate falls along a cosine, and what goes home is the mean of the students of the last
+epochs (`averaged` is their share): each has learned from images a little different.
 
 At the site, as with `consult`: the site's prior, tempered, its validation images the judge, its own model the bar.
 Where it does better there, the network is fine-tuned: `tune_epochs` over the site's images and `replayed` synthetic
@@ -23,6 +28,7 @@ from functools import partial
 from typing import Annotated
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -30,28 +36,29 @@ from wardround.data.federation import Site
 from wardround.data.imageset import ImageSet, merge
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.payload import Group, Payload
+from wardround.learn import nets
 from wardround.learn.fit import Fit
-from wardround.learn.pixels import augment
 from wardround.learn.predictor import Member, Predictor, single
 from wardround.learn.replay import Replay, each
 from wardround.methods.base import Answer, Context, Work, join_groups
 from wardround.methods.class_ensemble import trained_on
 from wardround.methods.consult import ConsultSettings, counts_group, panel_of, seen_by_sites, told
-from wardround.methods.distilled import Distilled, DistilledSettings, Epochs, Groups, Midway
+from wardround.methods.distilled import LARGE, Distilled, Epochs, Groups, Midway, check_synthesis
 from wardround.methods.oneshot import logits_of, trained_models
 from wardround.methods.parts import Parts
 from wardround.methods.personal_prior import Judge, Offer, accuracy
 from wardround.methods.state import State
-from wardround.settings import Count, NotNegative, Positive
+from wardround.settings import Count, NotNegative, Positive, Share
 from wardround.study import Study
-from wardround.synthesis.gallery import Trail, spread, to_pixels
-from wardround.synthesis.inversion import Synthesis
-from wardround.synthesis.memory import placed
-from wardround.synthesis.panel import Ask, PanelTeachers
-from wardround.synthesis.pool import draw_crops
+from wardround.synthesis.deal import deal
+from wardround.synthesis.gallery import one_of_each, to_pixels, trail_of_epochs
+from wardround.synthesis.generator import ImageGenerator, require_finite
+from wardround.synthesis.panel import PanelTeachers
+from wardround.synthesis.pool import cropped, draw_crops
 from wardround.synthesis.student import Student, distillation
 
-KEPT, SYNTHESIS, SYNTHETIC, OWN = "kept", "synthesis", "synthetic", "own"
+GENERATOR, SUM, SYNTHETIC, OWN = "generator", "sum", "synthetic", "own"
+NAMED = 3.0  # how loud a code says its class: of normal numbers beside it, few are as large
 
 
 class ConsultDistilled(Distilled):
@@ -61,21 +68,34 @@ class ConsultDistilled(Distilled):
     paper = "ours; docs/consult.md"
     summary = "the panel of `consult` distilled into one network on synthetic images, then adapted by each site"
 
-    class Settings(ConsultSettings, DistilledSettings):
-        """Those of `consult` and of any distillation, and how much is kept and replayed."""
+    class Settings(ConsultSettings):
+        """Those of `consult`, of the generator, of the distillation, and how much is replayed at the site."""
 
         epochs: Count = 16
-        steps: Count | None = 300  # of one synthesis
-        bn_weight: NotNegative = 1.0
-        classify: Ask = "experts"  # type: ignore[assignment]
+        shots: Count | None = None  # exchanges with the sites; None: as many as `rounds` says where set, else one
+        batch: Annotated[int, Field(ge=2)] | None = None  # None: 256, and 50 for images above 128 pixels
+        codes: Count = 100  # random numbers that an image is made from
+        generator_steps: Count = 300
+        generator_lr: Positive = 1e-3
+        bn_weight: NotNegative = 1.0  # λ
+        kd_steps: Count = 250
         temperature: Positive = 1.0  # of the distillation
         lr: Positive = 0.05
-        kd_steps: Count = 250
-        snapshots: Count = 4  # of a synthesis, the last among them
-        kept: Count = 64  # batches, the oldest go first
+        momentum: Share = 0.9
+        weight_decay: NotNegative = 5e-4
+        averaged: Annotated[float, Field(ge=0, le=1)] = 0.25  # of the epochs, those at the end; 0: the last one alone
         replayed: Annotated[int, Field(ge=0)] = 512  # synthetic images that go home
         tune_epochs: Count = 5
         tune_lr: Positive = 2e-3
+
+        def images(self, size: int) -> int:
+            """The batch for images of this size."""
+            return (50 if size > LARGE else 256) if self.batch is None else self.batch
+
+    def check(self, study: Study) -> None:
+        """Every teacher must have batch-norm statistics, and a batch must hold every class."""
+        check_synthesis(self.name, study, self.settings.images(study.size))
+        self.check_shots(study)
 
     def payload(self, study: Study, site: str) -> Payload:
         """Up a network and counts, home the student and synthetic images."""
@@ -174,85 +194,115 @@ class ConsultDistilled(Distilled):
 
 
 class _AtWork:
-    """One epoch at a time: synthesis, distillation, each able to stop after any step."""
+    """One epoch at a time: the generator, then the student, each able to stop after any step."""
 
     def __init__(
         self, method: ConsultDistilled, ctx: Context, members: list[Member], student: Student, state: State
     ) -> None:
         study, device, precision = ctx.study, ctx.device.torch, ctx.study.settings.train.precision
-        self.student, self.device = student, device
-        self.settings = s = method.settings.at(study.size)
+        self.student, self.device, self.settings = student, device, method.settings
+        self.batch, self.classes = self.settings.images(study.size), len(study.classes)
         counts = torch.stack([method.counts[site] for site in sorted(method.counts)])
-        self.teachers = PanelTeachers(panel_of(tuple(members), counts, s), device, precision, s.classify)
-        seen = torch.nonzero((counts > 0).any(dim=0)).flatten()  # a sum could overflow: a site may claim anything
-        seen = seen if len(seen) else torch.arange(counts.shape[1])  # coarse bins make nothing of small sites
-        self.labels = seen[torch.arange(s.batch) % len(seen)].to(device)
+        self.teachers = PanelTeachers(panel_of(tuple(members), counts, self.settings), device, precision)
+        self.dealt = deal(counts, self.teachers.shares, self.batch, device)
+        self.named = NAMED * F.one_hot(self.dealt.labels, self.classes).float()
         shape = (study.channels, study.size, study.size)
-        self.synthesis = Synthesis(self.teachers, self.labels, shape, s.inversion(), self.teachers.label_loss)
-        self.learn = Replay(self._learn, device)
+        inputs = self.settings.codes + self.classes
+        self.maker = ImageGenerator(shape, inputs, device, lr=self.settings.generator_lr, precision=precision)
+        self.maker.begin(ctx.streams.torch("generator", round=ctx.round), "uniform")
+        if GENERATOR in state.groups:
+            self.maker.restore(state.groups[GENERATOR])
+        self.make, self.learn = Replay(self._make, device), Replay(self._learn, device)
+        self.sum = {name: tensor.to(device) for name, tensor in state.groups.get(SUM, {}).items()}
         self.parts = Parts(ctx, method.watch)
-        self.trail = method.trail = Trail(self.labels, study.classes, s.steps)
-        self.trail.load(state)
-        self.frames = {s.steps - 1 - place for place in spread(s.steps, s.snapshots + 1)[: s.snapshots]}
-        self.kept = {name: placed(batch, device) for name, batch in state.groups.get(KEPT, {}).items()}
+        self.trail = method.trail = trail_of_epochs(study.classes, self.settings.epochs, state)
 
     def begin(self, epoch: int, generator: torch.Generator) -> None:
         """A new epoch."""
-        self.epoch, self.generator = epoch, generator
-        self.synthesis.begin(generator)
-        self.parts.done = {}
+        self.epoch, self.generator, self.parts.done = epoch, generator, {}
 
     def restore(self, epoch: int, state: State, done: dict[str, int], generator: torch.Generator) -> None:
-        """An epoch that was stopped."""
-        self.epoch, self.generator = epoch, generator
-        kept = {name: t.to(self.device) for name, t in state.groups[SYNTHESIS].items()}
-        self.synthesis.restore(kept, done["synthesis"], generator)
+        """An epoch that was stopped: what its steps drew is drawn again."""
+        self.begin(epoch, generator)
+        for _ in range(done.get("synthesis", 0)):
+            self._drawn(len(self.dealt.labels))
+        for _ in range(done.get("distillation", 0)):
+            self._drawn(len(self.dealt.even))
         self.parts.done = dict(done)
 
     def rest(self) -> Iterator[Midway]:
         """What is left of the epoch; whenever a checkpoint is due, what it needs."""
         s = self.settings
-        for _ in self.parts.run("synthesis", self._synthesise, s.steps):
+        for _ in self.parts.run("synthesis", self._one_made, s.generator_steps):
             yield self._midway()
-        images = torch.cat([batch for _, batch in sorted(self.kept.items())])
-        shape = (s.kd_steps, s.batch)
-        rows = torch.randint(len(images), shape, generator=self.generator).to(self.device)
-        crops = draw_crops(s.kd_steps * s.batch, "crop", self.generator).view(*shape, 3).to(self.device)
-        for _ in self.parts.run(
-            "distillation", lambda number: self.learn(images[rows[number]], crops[number]), s.kd_steps
-        ):
+        for _ in self.parts.run("distillation", self._one_learned, s.kd_steps):
             yield self._midway()
+        self.trail.see(self.epoch, one_of_each(self._some(), self._even_labels().tolist(), self.classes))
 
     def groups(self) -> Groups:
-        """The batches and, after the last epoch, images to go home."""
-        last = self.epoch + 1 == self.settings.epochs
-        return {KEPT: dict(self.kept), **(self._synthetic(self.settings.replayed) if last else {})}
+        """The generator, and of the last epochs the sum of students; after the last, the student is their mean."""
+        s = self.settings
+        over = max(1, round(s.averaged * s.epochs))  # so many epochs are averaged
+        if self.epoch >= s.epochs - over:
+            self._add()
+        if self.epoch + 1 < s.epochs:
+            return {GENERATOR: self.maker.state(), **({SUM: dict(self.sum)} if self.sum else {})}
+        mean = {name: tensor / over for name, tensor in self.sum.items()}
+        nets.load(self.student.net, {**self.student.weights(), **mean})
+        return {GENERATOR: self.maker.state(), **self._synthetic(s.replayed)}
+
+    def _add(self) -> None:
+        """The student as it is now to the sum; batch norm's counters do not count."""
+        now = {name: tensor for name, tensor in self.student.weights().items() if tensor.is_floating_point()}
+        self.sum = {name: self.sum[name] + tensor if self.sum else tensor for name, tensor in now.items()}
 
     def _synthetic(self, n: int) -> Groups:
-        """So many images of the last batches in bytes, and what the panel says of them."""
+        """So many images in bytes, as many of each class, and what the panel says of them."""
         if n == 0:
             return {}
-        images = torch.cat([batch for _, batch in sorted(self.kept.items(), reverse=True)])[:n].float()
-        images = images[torch.arange(n, device=self.device) % len(images)]
-        labels = torch.cat(
-            [self.teachers.logits(part).argmax(dim=1) for part in torch.split(images, self.settings.batch)]
-        )
+        images = torch.cat([self._some() for _ in range(math.ceil(n / len(self.dealt.even)))])[:n]
+        labels = torch.cat([self.teachers.logits(part).argmax(dim=1) for part in torch.split(images, self.batch)])
         return {SYNTHETIC: {"images": to_pixels(images).cpu(), "labels": labels.cpu()}}
 
     def _midway(self) -> Midway:
-        return Midway({SYNTHESIS: self.synthesis.state(), KEPT: dict(self.kept)}, dict(self.parts.done))
+        kept = {SUM: dict(self.sum)} if self.sum else {}
+        return Midway({GENERATOR: self.maker.state(), **kept}, dict(self.parts.done))
 
-    def _synthesise(self, number: int) -> None:
-        self.synthesis.start()
-        iterate = self.synthesis.wait()
-        self.trail.see(number, iterate.images)
-        if number in self.frames:
-            dtype = torch.bfloat16 if self.teachers.bf16 else torch.float32
-            self.kept[f"{self.epoch:06d}.{number:06d}"] = iterate.images.to(dtype)
-            while len(self.kept) > self.settings.kept:
-                del self.kept[min(self.kept)]
+    # Steps ------------------------------------------------------------------------------------------------------------
 
-    def _learn(self, images: Tensor, crops: Tensor) -> None:
-        pixels = augment(images, crops).float().contiguous(memory_format=torch.channels_last)
+    def _drawn(self, crops: int) -> tuple[Tensor, Tensor]:
+        """Codes of one batch, and how so many of its images are cut out."""
+        codes = torch.randn((len(self.dealt.labels), self.settings.codes), generator=self.generator)
+        return codes.to(self.device), draw_crops(crops, "crop", self.generator).to(self.device)
+
+    def _one_made(self, number: int) -> None:
+        loss = self.make(*self._drawn(len(self.dealt.labels)))
+        if number + 1 == self.settings.generator_steps:
+            require_finite(loss)
+
+    def _one_learned(self, number: int) -> None:
+        self.learn(*self._drawn(len(self.dealt.even)))
+
+    def _some(self) -> Tensor:
+        """New images, equally many of each class."""
+        codes, _ = self._drawn(0)
+        with torch.no_grad():
+            return self._images(codes)[self.dealt.even]
+
+    def _even_labels(self) -> Tensor:
+        return self.dealt.labels[self.dealt.even]
+
+    def _images(self, codes: Tensor) -> Tensor:
+        return self.maker.images(torch.cat([codes, self.named], dim=1))
+
+    def _make(self, codes: Tensor, crops: Tensor) -> Tensor:
+        wrong, gap = self.teachers.opinion(cropped(self._images(codes), crops), self.dealt)
+        loss: Tensor = wrong + self.settings.bn_weight * gap
+        self.maker.step(loss)
+        return loss.detach()
+
+    def _learn(self, codes: Tensor, crops: Tensor) -> None:
+        with torch.no_grad():
+            pixels = cropped(self._images(codes)[self.dealt.even], crops)
         said, wanted = each([partial(of.logits, pixels) for of in (self.student, self.teachers)])
         self.student.step(distillation(wanted, said, self.settings.temperature))

@@ -3,7 +3,8 @@
 Multiplying by the whole prior (t = 1) is right for a site whose next patients are like its last, and forgets what only
 others have seen; t = 0 is the shared predictor. The smallest t at which the site loses nothing against its own model
 keeps the most of the others. As it comes, what the shared predictor itself expects goes: (1 − t) of it stays, none from
-t = 1 on. Where the shared predictor comes in several forms, that with the smallest t is taken.
+t = 1 on. Where the shared predictor comes in several forms, that with the smallest t is taken. A handful of images
+would find almost anything as good, so with fewer than `ENOUGH` of them t is 1 at least.
 """
 
 from __future__ import annotations
@@ -66,17 +67,19 @@ class Judge:
         `offers` begin with the shared predictor as it is; `own` is the site's model and its logits.
         """
         labels, prior = self.site.val.labels.cpu(), log_shares(self.site.train.counts().cpu())
-        bar = 0.0 if own is None else accuracy(own[1], labels)
+        bar, enough_images = 0.0 if own is None else accuracy(own[1], labels), len(labels) >= ENOUGH
         if self.prior is not None:
             enough = [(self.prior, offers[0])]
         else:
-            found = [(smallest_temper(offer, prior, labels, bar), offer) for offer in offers]
+            least = 0.0 if enough_images else 1.0
+            found = [(smallest_temper(offer, prior, labels, bar, least), offer) for offer in offers]
             enough = [(t, offer) for t, offer in found if t is not None]
         if not enough and own is not None:
             words = "keeps its own model: no share of its prior made the shared predictor as good"
             return self.finished(Predictor(offers[0].predictor.classes, (own[0],)), own[1].double(), own, words)
         t, offer = min(enough, key=itemgetter(0))  # of equals the first
-        chosen, words = self._tempered(offer, t, "the least that is as good as its own model")
+        why = "that is as good as its own model" if enough_images else "with so few validation images"
+        chosen, words = self._tempered(offer, t, f"the least {why}")
         return self.finished(chosen, offer.tempered(t, prior), own, f"takes {words}")
 
     def finished(self, chosen: Predictor, found: Tensor, own: tuple[Member, Tensor] | None, words: str) -> Choice:
@@ -111,9 +114,9 @@ class Judge:
         return replace(offer.predictor, log_prior=prior), words
 
 
-def smallest_temper(offer: Offer, log_prior: Tensor, labels: Tensor, bar: float) -> float | None:
-    """The first of `TEMPERS` with which accuracy is not below the bar; None where there is none."""
-    for t in TEMPERS.tolist():
+def smallest_temper(offer: Offer, log_prior: Tensor, labels: Tensor, bar: float, least: float = 0.0) -> float | None:
+    """The first of `TEMPERS` from `least` on with which accuracy is not below the bar; None where there is none."""
+    for t in TEMPERS[TEMPERS >= least].tolist():
         if accuracy(offer.tempered(t, log_prior), labels) >= bar:
             return float(t)
     return None

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from wardround.models.net import GlobalPool, StagedNet, activate
+from wardround.models.shortcut import Shortcut
 
 STEMS = ("small", "imagenet")
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
@@ -90,4 +91,4 @@ def _downsample(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
     """A projection where the shortcut changes shape (He et al.'s option B), nothing where it does not."""
     if stride == 1 and inputs == outputs:
         return None
-    return nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+    return nn.Sequential(Shortcut(inputs, outputs, stride), nn.BatchNorm2d(outputs))

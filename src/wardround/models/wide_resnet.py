@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from wardround.models.net import GlobalPool, StagedNet, activate
+from wardround.models.shortcut import Shortcut
 
 DEPTH, WIDENING = 16, 2
 
@@ -40,7 +41,7 @@ class PreActivationBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         same = stride == 1 and inputs == outputs
-        self.shortcut = None if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        self.shortcut = None if same else Shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum of both branches, not activated."""

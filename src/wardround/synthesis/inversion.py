@@ -7,7 +7,7 @@ statistics (Eq. 6), and total variation. The images live in the networks' own va
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -56,9 +56,6 @@ class Iterate(NamedTuple):
     logits: Tensor
 
 
-LabelLoss = Callable[[View, Tensor, Inversion], Tensor]
-
-
 def balanced_labels(batch: int, classes: int) -> Tensor:
     """0..C−1 repeated: as many of each class as the batch allows."""
     return torch.arange(batch) % classes
@@ -80,11 +77,9 @@ def label_loss(view: View, labels: Tensor, how: Inversion) -> Tensor:
     return torch.stack([F.cross_entropy(logits, labels) for logits in view.logits]).mean()
 
 
-def inversion_loss(
-    view: View, images: Tensor, labels: Tensor, how: Inversion, classified: LabelLoss = label_loss
-) -> Tensor:
+def inversion_loss(view: View, images: Tensor, labels: Tensor, how: Inversion) -> Tensor:
     """Eq. 5 of the images that the teachers have just viewed."""
-    label = classified(view, labels, how)
+    label = label_loss(view, labels, how)
     gaps = torch.stack(view.gaps)
     distance = gaps.mean() if how.bn_over == "mean" else gaps.sum()
     return label + how.bn_weight * distance + how.tv_weight * total_variation(images)
@@ -104,15 +99,8 @@ class Synthesis:
     Every step sees the images shifted by a few pixels, the same for the whole batch.
     """
 
-    def __init__(
-        self,
-        teachers: Teachers,
-        labels: Tensor,
-        shape: tuple[int, int, int],
-        how: Inversion,
-        classified: LabelLoss = label_loss,
-    ) -> None:
-        self.teachers, self.labels, self.how, self.classified = teachers, labels, how, classified
+    def __init__(self, teachers: Teachers, labels: Tensor, shape: tuple[int, int, int], how: Inversion) -> None:
+        self.teachers, self.labels, self.how = teachers, labels, how
         self.device = labels.device
         blank = torch.zeros((how.batch, *shape), device=self.device)
         self.images = blank.to(memory_format=torch.channels_last).requires_grad_(True)
@@ -187,7 +175,7 @@ class Synthesis:
     def _step(self, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         seen = rolled(self.images.detach(), shift).requires_grad_(True)
         view = self.teachers.view(seen)
-        loss = inversion_loss(view, seen, self.labels, self.how, self.classified)
+        loss = inversion_loss(view, seen, self.labels, self.how)
         (gradient,) = torch.autograd.grad(loss, seen)
         self.images.grad = rolled(gradient, -shift)
         self.optimiser.step()

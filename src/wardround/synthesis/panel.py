@@ -1,14 +1,14 @@
 """Teachers that answer as a panel: each heard on the pairs of classes it has seen, as `learn/pairs.py` has it.
 
-Also in the synthesis: a class's images are asked of the teachers that know it, W_kc = n_kc / Σ_j n_jc of each, with the
-teacher's label prior divided out; the mean of logits would ask all the others, too, who cannot tell.
+Also in the synthesis: each teacher is shown the mix of classes that its site had (`deal.py`), and a class's images are
+asked of the teachers that know it, W_kc = n_kc / Σ_j n_jc of each, with the teacher's label prior divided out; the mean
+of logits would ask all the others, too, who cannot tell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,20 +17,15 @@ from torch import Tensor
 from wardround.learn.pairs import pair_scores, shares
 from wardround.learn.predictor import Predictor
 from wardround.learn.replay import each
-from wardround.synthesis.inversion import Inversion
-from wardround.synthesis.teachers import Precision, Teachers, View
-
-Ask = Literal["experts", "panel"]
+from wardround.synthesis.deal import Deal
+from wardround.synthesis.teachers import Precision, Teachers
 
 
 class PanelTeachers(Teachers):
     """The members of a predictor that votes on pairs, frozen."""
 
-    def __init__(
-        self, panel: Predictor, device: torch.device, precision: Precision = "fp32", ask: Ask = "experts"
-    ) -> None:
+    def __init__(self, panel: Predictor, device: torch.device, precision: Precision = "fp32") -> None:
         super().__init__(panel.members, device, precision)
-        self.ask = ask
         if panel.trust is None or panel.member_log_prior is None or panel.votes is None or panel.sharpness is None:
             raise ValueError("a panel that votes on pairs has trust, priors, votes and sharpness")
         self.counts = panel.trust.float().to(device)
@@ -53,14 +48,17 @@ class PanelTeachers(Teachers):
         votes = torch.stack(list(said))
         return self.sharpness * pair_scores(votes, self.counts, self.log_prior, self.temperature, self.doubt)
 
-    def label_loss(self, view: View, labels: Tensor, how: Inversion) -> Tensor:
-        """Of `experts`: Σ_k W_ky·CE(z_k − log π_k, y), the mean over the batch; of the `panel`: CE of its scores."""
-        if self.ask == "panel":
-            return F.cross_entropy(self.scores(view.logits), labels)
-        losses = torch.stack(
-            [
-                F.cross_entropy(logits - prior, labels, reduction="none")
-                for logits, prior in zip(view.logits, self.log_prior, strict=True)
-            ]
-        )
-        return (losses * self.shares[:, labels]).sum(dim=0).mean()
+    def opinion(self, pixels: Tensor, dealt: Deal) -> tuple[Tensor, Tensor]:
+        """How far the images are from their labels, and from the sites' statistics, differentiable in the pixels.
+
+        The first is the mean over classes c of Σ_k W_kc·CE(z_k − log π_k, c), itself a mean over the images of c that k
+        is shown; the second the mean over teachers of FedISCA's Eq. 6.
+        """
+        pixels = pixels.bfloat16() if self.bf16 else pixels
+        shown = [pixels[rows].contiguous(memory_format=torch.channels_last) for rows in dealt.rows]
+        found = each([partial(of.view, images) for of, images in zip(self.teachers, shown, strict=True)])
+        wrong = [
+            (F.cross_entropy(logits - prior, dealt.labels[rows], reduction="none") * weights).sum()
+            for (logits, _), prior, rows, weights in zip(found, self.log_prior, dealt.rows, dealt.weights, strict=True)
+        ]
+        return torch.stack(wrong).sum() / dealt.classes, torch.stack([gap for _, gap in found]).mean()
