@@ -17,6 +17,10 @@ ABLATIONS = (
 READINGS = (  # what the papers leave open, tried for docs/oneshot.md
     *(Line(label=f"fedbicross, K = {k}", method="fedbicross", settings={"clusters": k}) for k in (2, 3, 4)),
     Line(label="fedbicross, known targets", method="fedbicross", settings={"targets": "known"}),
+    Line(label="fedbicross, targets by shares", method="fedbicross", settings={"targets": "shares"}),
+    Line(
+        label="fedbicross, targets by shares, K = 4", method="fedbicross", settings={"targets": "shares", "clusters": 4}
+    ),
     Line(label="fedbicross, from a member", method="fedbicross", settings={"begin": "member"}),
     Line(label="fedbicross, learning at every step", method="fedbicross", settings={"inner": "all"}),
     Line(label="fedbicross, 16 trajectories", method="fedbicross", settings={"trajectories": 16, "lr": 0.05}),

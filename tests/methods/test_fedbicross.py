@@ -120,26 +120,32 @@ def test_a_model_may_begin_as_the_central_member(three: Three) -> None:
             assert len(of) == 1
 
 
-def test_labels_may_be_drawn_from_what_a_cluster_knows(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a resume knows them still, though it asks no network again."""
+@pytest.mark.parametrize(("targets", "asks"), [("known", "known_classes"), ("shares", "guessed_shares")])
+def test_labels_may_be_drawn_from_what_a_cluster_knows(
+    targets: str, asks: str, three: Three, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a resume knows them still, though it asks no network again. Of eight images six are of class 3."""
     ctx, answers = three
     asked: list[list[int]] = []
 
     def synthesis(teachers: Any, labels: torch.Tensor, *rest: Any) -> Synthesis:
-        asked.append(labels.unique().tolist())
+        asked.append(labels.tolist())
         return Synthesis(teachers, labels, *rest)
 
     monkeypatch.setattr("wardround.methods.cross_cluster.Synthesis", synthesis)
-    monkeypatch.setattr("wardround.methods.fedbicross.known_classes", lambda members: [len(members), 3])
-    of = method(targets="known", clusters=2, steps=3, trajectories=2)
+    mixes = {1: [0.0, 0.25, 0.0, 0.75], 2: [0.0, 0.0, 0.25, 0.75]}
+    monkeypatch.setattr(f"wardround.methods.fedbicross.{asks}", lambda members: torch.tensor(mixes[len(members)]))
+    of = method(targets=targets, clusters=2, steps=3, trajectories=2, batch=8)
     first, *_ = of.absorb(ctx, State(), answers)
-    expected = [[len(sites), 3] for sites in first.facts["clusters"]]
-    assert asked == first.facts["targets"] == expected
+    sizes = [len(sites) for sites in first.facts["clusters"]]
+    assert first.facts["targets"] == [mixes[n] for n in sizes]
+    expected = [[3, n, 3, 3, 3, n, 3, 3] for n in sizes]
+    assert asked == expected
     *_, last = of.absorb(ctx, State.from_bytes(first.to_bytes()), answers)
     assert asked == 2 * expected
-    assert last.facts["targets"] == expected
-    assert "targets" not in next(method(clusters=2, steps=3).absorb(ctx, State(), answers)).facts
-    assert asked[-1] == [0, 1, 2, 3]
+    assert last.facts["targets"] == first.facts["targets"]
+    assert "targets" not in next(method(clusters=2, steps=3, batch=8).absorb(ctx, State(), answers)).facts
+    assert asked[-1] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
 def test_a_model_begins_at_random_where_no_member_is_like_it(three: Three) -> None:

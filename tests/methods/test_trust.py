@@ -13,7 +13,7 @@ from wardround.learn.predictor import Member
 from wardround.methods.base import join_groups
 from wardround.methods.registry import make
 from wardround.methods.state import State
-from wardround.methods.trust import guessed, head_rows, known_classes, log_shares, plausible
+from wardround.methods.trust import guessed, guessed_shares, head_rows, known_classes, log_shares, plausible
 from wardround.models import NetSpec, build, fresh, names
 
 
@@ -84,10 +84,13 @@ def test_classes_that_are_known_to_networks_together() -> None:
         weights["head.weight"] = torch.zeros_like(weights["head.weight"])
         return Member(spec, {**weights, "head.bias": torch.tensor(rows)})
 
-    assert known_classes([knows(2.0, 1.0, -1.0, -2.0)]) == [0]
-    assert known_classes([knows(2.0, 1.9, -1.0, -2.0)]) == [0, 1]
-    assert known_classes([knows(2.0, 1.0, -1.0, -2.0), knows(-2.0, -1.0, 1.0, 2.0)]) == [0, 3]
-    assert known_classes([knows(1.0, 1.0, 1.0, 1.0)]) == [0, 1, 2, 3]
+    assert known_classes([knows(2.0, 1.0, -1.0, -2.0)]).tolist() == [1, 0, 0, 0]
+    assert known_classes([knows(2.0, 1.9, -1.0, -2.0)]).tolist() == [1, 1, 0, 0]
+    assert known_classes([knows(2.0, 1.0, -1.0, -2.0), knows(-2.0, -1.0, 1.0, 2.0)]).tolist() == [1, 0, 0, 1]
+    assert known_classes([knows(1.0, 1.0, 1.0, 1.0)]).tolist() == [1, 1, 1, 1]
+    shares = guessed_shares([knows(2.0, 1.0, -1.0, -2.0), knows(-2.0, -1.0, 1.0, 2.0)])
+    assert shares.tolist() == pytest.approx([0.4498, 0.0508, 0.0508, 0.4498], abs=2e-3)
+    assert float(shares.sum()) == pytest.approx(1)
 
 
 def test_classes_that_a_site_has_are_guessed_from_its_model() -> None:

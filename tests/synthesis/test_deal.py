@@ -3,7 +3,8 @@
 import torch
 
 from tiny import CPU
-from wardround.synthesis.deal import deal, limited, parts
+from wardround.synthesis.deal import deal, limited, parts, rounded
+from wardround.synthesis.inversion import shared_labels
 
 
 def whole(*numbers: int) -> torch.Tensor:
@@ -15,6 +16,14 @@ def test_a_batch_is_shared_out_by_largest_remainders() -> None:
     assert parts(whole(1, 1, 1).double(), 8).tolist() == [3, 3, 2]
     assert parts(whole(6, 3, 1).double(), 10).tolist() == [6, 3, 1]
     assert parts(whole(1, 0, 999).double(), 10).tolist() == [1, 0, 10]
+    assert rounded(whole(1, 0, 999).double(), 10).tolist() == [0, 0, 10]
+
+
+def test_labels_by_shares_are_mixed_evenly() -> None:
+    """Six to two: the two stand at a quarter and three quarters of the way. Equal shares go around the classes."""
+    assert shared_labels(8, torch.tensor([0.75, 0.25])).tolist() == [0, 0, 1, 0, 0, 0, 1, 0]
+    assert shared_labels(6, torch.tensor([1.0, 0.0, 1.0, 1.0])).tolist() == [0, 2, 3, 0, 2, 3]
+    assert shared_labels(3, torch.tensor([0.999, 0.001])).tolist() == [0, 0, 0]
 
 
 def test_what_is_made_keeps_to_a_limit() -> None:

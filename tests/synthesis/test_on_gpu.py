@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tiny import QUICK
 from wardround.api import simulate
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay
@@ -104,6 +105,19 @@ def test_a_replay_sees_its_inputs_change_and_changes_state_once_a_call() -> None
     given = [torch.full((), float(i), device="cuda") for i in range(8)]
     assert [float(replay(value)) for value in given] == [0.0, 2.0, 6.0, 12.0, 20.0, 30.0, 42.0, 56.0]
     assert float(total) == 28.0
+
+
+@pytest.mark.parametrize("method", sorted(QUICK))
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_method_that_makes_images_runs_with_captured_steps(method: str, precision: str, tmp_path: Path) -> None:
+    """More steps of each kind than run as they are; a captured one that touches the CPU's memory is an error."""
+    steps = {name: 6 for name in ("steps", "generator_steps", "kd_steps", "turns") if name in QUICK[method]}
+    own = {f"{method}.{name}": value for name, value in {**QUICK[method], **steps}.items()}
+    settings = {**own, "train.precision": precision, "model.width": 8}
+    result = simulate(
+        method, model="resnet18", epochs=1, device="cuda", settings=settings, out=tmp_path / "run", progress=False
+    )
+    assert result.headlines[method]["global_accuracy"] is not None
 
 
 CUBLAS_WORKSPACE = 32 * 2**20  # bytes, of each stream that multiplies matrices; kept as long as the process

@@ -71,7 +71,7 @@ class ConsultDistilled(Distilled):
     class Settings(ConsultSettings):
         """Those of `consult`, of the generator, of the distillation, and how much is replayed at the site."""
 
-        epochs: Count = 16
+        epochs: Count = 20
         shots: Count | None = None  # exchanges with the sites; None: as many as `rounds` says where set, else one
         batch: Annotated[int, Field(ge=2)] | None = None  # None: 256, and 50 for images above 128 pixels
         codes: Count = 100  # random numbers that an image is made from

@@ -22,7 +22,7 @@ from wardround.methods.parts import Parts
 from wardround.methods.state import State
 from wardround.synthesis import gallery, simplex
 from wardround.synthesis.bilevel import ClusterModel, Lesson, sampled_steps
-from wardround.synthesis.inversion import Synthesis, balanced_labels
+from wardround.synthesis.inversion import Synthesis, balanced_labels, shared_labels
 from wardround.synthesis.rehearsal import Kept, Rehearsal, mixed_batch
 from wardround.synthesis.stopwatch import Stopwatch
 from wardround.synthesis.student import Student
@@ -44,9 +44,11 @@ class Cluster:
         self.k = k
         self.teachers = Teachers(members, device, precision)
         self.adapted = AdaptedTeachers(members, device, "ema", s.follow, precision)
-        known = state.facts.get("targets")
-        targets = torch.tensor(known[k]) if known else torch.arange(len(study.classes))
-        labels = targets[balanced_labels(s.batch, len(targets))].to(device)
+        shares = state.facts.get("targets")
+        drawn = (
+            shared_labels(s.batch, torch.tensor(shares[k])) if shares else balanced_labels(s.batch, len(study.classes))
+        )
+        labels = drawn.to(device)
         self.synthesis = Synthesis(self.teachers, labels, (study.channels, study.size, study.size), s.inversion())
         self.follow = Replay(self.adapted.follow, device)
         self.ask = Replay(lambda images: (self.teachers.logits(images), self.adapted.logits(images)), device)

@@ -26,6 +26,7 @@ What the paper leaves open, and what is done here:
 - The batch is split 80/20 by position; labels are cyclic, so both parts hold all classes alike. The paper draws them
   from all classes, also for a cluster that has never seen most of them. `targets = "known"` draws from those that its
   members seem to have seen, by the last layers of their networks (`methods/trust.py`): no site tells its classes here.
+  `"shares"` draws as many of each as they seem to have had: batch-norm statistics are of that mix.
 - Stage 3 trains as the site does, at `personal_lr`, and keeps the last epoch: Algorithm 1 has no validation images
   there, and of a site's few the first epoch that is right about all would be taken. A site whose model is in no
   cluster gets the largest cluster's.
@@ -56,7 +57,7 @@ from wardround.methods.cross_cluster import CROSS, StageTwo, group_name
 from wardround.methods.distilled import SynthesisSettings, check_synthesis
 from wardround.methods.oneshot import OneShot, trained_models
 from wardround.methods.state import State
-from wardround.methods.trust import known_classes
+from wardround.methods.trust import guessed_shares, known_classes
 from wardround.models import Weights
 from wardround.settings import Count, Epochs, NotNegative, Positive, Share
 from wardround.study import Study
@@ -97,7 +98,7 @@ class FedBiCross(OneShot):
         samples: Count = 6  # S
         inner: Literal["sampled", "all"] = "sampled"
         begin: Literal["random", "member"] = "random"  # G_k^(0)
-        targets: Literal["all", "known"] = "all"  # y
+        targets: Literal["all", "known", "shares"] = "all"  # y
         lr: Positive = 1e-2  # η_G
         schedule: Literal["step", "cosine"] = "step"
         eta_w: Positive = 0.01
@@ -215,8 +216,9 @@ class FedBiCross(OneShot):
             alike = [member.spec == study.student_spec for member in models]
             names = [*members]
             facts["central"] = [None if i is None else names[i] for i in central(points, found.labels, alike)]
-        if s.targets == "known":
-            facts["targets"] = [known_classes([members[site] for site in names]) for names in sites]
+        if s.targets != "all":
+            seen = known_classes if s.targets == "known" else guessed_shares
+            facts["targets"] = [seen([members[site] for site in names]).tolist() for names in sites]
         if s.clustering != "subspaces":  # there a point is a row of angles already
             facts["similarity"] = {"sites": [*members], "of": s.clustering, "values": _alike(torch.from_numpy(points))}
         return State({CROSS: {"weights": cross}}, facts)

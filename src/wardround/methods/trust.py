@@ -43,10 +43,15 @@ def guessed(spec: NetSpec, weights: Mapping[str, Tensor], images: int) -> Tensor
     return images * torch.softmax(SLOPE * standardised, dim=0)
 
 
-def known_classes(members: Sequence[Member]) -> list[int]:
-    """Which classes some networks together seem to have seen: those with half of an equal share or more."""
-    shares = torch.stack([guessed(member.spec, member.weights, 1) for member in members]).mean(dim=0)
-    return [int(c) for c in torch.nonzero(shares >= 0.5 / len(shares))]
+def guessed_shares(members: Sequence[Member]) -> Tensor:
+    """The mix of classes that some networks together seem to have seen, each counted alike: float64 (classes,)."""
+    return torch.stack([guessed(member.spec, member.weights, 1) for member in members]).mean(dim=0)
+
+
+def known_classes(members: Sequence[Member]) -> Tensor:
+    """Which classes they seem to have seen: 1 for those with half of an equal share or more, else 0."""
+    shares = guessed_shares(members)
+    return (shares >= 0.5 / len(shares)).double()
 
 
 def head_rows(net: StagedNet, weights: Mapping[str, Tensor]) -> Tensor:

@@ -55,12 +55,18 @@ def deal(counts: Tensor, shares: Tensor, batch: int, device: torch.device) -> De
 
 
 def parts(amounts: Tensor, total: int) -> Tensor:
-    """`total` in proportion to amounts, rounded by largest remainders; nothing that is there gets less than one."""
+    """`total` in proportion to amounts, and nothing that is there gets less than one, if there are more in all."""
+    found = rounded(amounts, total)
+    return torch.where(amounts > 0, found.clamp_min(1), found)
+
+
+def rounded(amounts: Tensor, total: int) -> Tensor:
+    """`total` in proportion to amounts, by largest remainders."""
     wanted = amounts / amounts.sum() * total
     found = wanted.floor().long()
     order = torch.argsort(wanted - found, descending=True, stable=True)
     found[order[: total - int(found.sum())]] += 1
-    return torch.where(amounts > 0, found.clamp_min(1), found)
+    return found
 
 
 def limited(wanted: Tensor, least: Tensor, most: int) -> Tensor:

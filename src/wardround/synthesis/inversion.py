@@ -17,6 +17,7 @@ from torch import Tensor
 
 from wardround.errors import Diverged
 from wardround.learn.replay import Replay
+from wardround.synthesis.deal import rounded
 from wardround.synthesis.teachers import Teachers, View
 
 CHECK_EVERY = 50  # steps between two looks at the loss, each of which waits for the device
@@ -59,6 +60,14 @@ class Iterate(NamedTuple):
 def balanced_labels(batch: int, classes: int) -> Tensor:
     """0..C−1 repeated: as many of each class as the batch allows."""
     return torch.arange(batch) % classes
+
+
+def shared_labels(batch: int, shares: Tensor) -> Tensor:
+    """As many of each class as its share, and any part of the batch holds about the same mix."""
+    counts = rounded(shares.double(), batch)
+    labels = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    number = torch.cat([torch.arange(int(n)) for n in counts])
+    return labels[torch.argsort((number + 0.5) / counts[labels], stable=True)]
 
 
 def total_variation(images: Tensor) -> Tensor:
