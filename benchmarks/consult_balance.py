@@ -11,6 +11,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from one_shot_entries import ENTRIES
+from one_shot_summary import NONE
 from wardround.papers.summaries import cells
 
 OURS = "consult"
@@ -38,9 +39,10 @@ def balance_table(entries: Sequence[Entry]) -> str:
             {e["seed"]: e["figures"] for e in here if e["entry"] == n} for n in (OURS, f"{OURS}, prior 0.25")
         )
         shared = mean((f["shared_local_accuracy"] + f["shared_global_accuracy"]) / 2 for f in own.values())
-        figures = [f"{100 * value:.1f}" for value in (_balance(own.values()), shared, _balance(quarter.values()))]
+        a_quarter = f"{100 * _balance(quarter.values()):.1f}" if quarter.keys() == own.keys() else NONE
+        figures = [f"{100 * value:.1f}" for value in (_balance(own.values()), shared)]
         closest = "; ".join(_words(rival, len(own)) for rival in rivals(here)[:SHOWN])
-        text.append(cells([images, f"{alpha:g}", str(len(own)), *figures, closest]))
+        text.append(cells([images, f"{alpha:g}", str(len(own)), *figures, a_quarter, closest]))
     return "\n".join(text)
 
 
@@ -52,14 +54,15 @@ def rivals(here: Sequence[Entry]) -> list[Rival]:
     found = []
     for name in {line.label for line in ENTRIES} & by.keys():
         seeds = by[name].keys() & by[OURS].keys()
+        if not seeds:
+            continue
         theirs, ours = (100 * _balance(by[of][seed] for seed in seeds) for of in (name, OURS))
         found.append(Rival(name, theirs, ours, len(seeds)))
     return sorted(found, key=lambda rival: (rival.ours - rival.theirs, rival.name))
 
 
 def _balance(figures: Iterable[Mapping[str, float]]) -> float:
-    found = [one["balance"] for one in figures]
-    return mean(found) if found else float("nan")
+    return mean(one["balance"] for one in figures)
 
 
 def _words(rival: Rival, seeds: int) -> str:

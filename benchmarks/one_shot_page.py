@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from one_shot_entries import ABLATIONS, ENTRIES, OURS, READINGS
@@ -75,7 +75,8 @@ def bars(entries: Sequence[Row], rows: Rows) -> str:
         won = f"{(end - start) / (top - start):.0%}" if top > start else NONE
         below = 100 * mean(own[seed][LOCAL] - found[seed][LOCAL] for seed in seeds)
         globally = ", ".join(f"{100 * value:.1f}" for value in (start, end, top))
-        local = figure(rows[images, alpha, VARIED], LOCAL)
+        values = [100 * found[seed][LOCAL] for seed in sorted(seeds)]
+        local = f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
         text.append(cells([images, f"{alpha:g}", str(len(seeds)), local, f"{below:.1f}", globally, won]))
     return "\n".join(text)
 

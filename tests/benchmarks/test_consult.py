@@ -200,6 +200,7 @@ def test_rivals_are_compared_on_the_seeds_that_both_have(scripts: Any) -> None:
         return {"set": "blood", "alpha": 0.1, "seed": seed, "entry": name, "figures": figures}
 
     ours = [entry("consult", 0, 0.8), entry("consult", 1, 0.6), entry("consult, prior 0.25", 0, 0.7)]
+    ours.append(entry("consult, prior 0.25", 1, 0.7))
     others = [
         entry("local", 0, 0.7),
         entry("local", 1, 0.5),

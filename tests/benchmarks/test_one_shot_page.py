@@ -56,7 +56,7 @@ def test_what_was_won_by_hand(page: Any) -> None:
         row("ensemble", 0.6, 0.7, 2, 0.5),
     ]
     _, _, first, second = lines(page.figures(tree(*rows, *worse))["bars"])
-    assert first == ["blood", "0.1", "2", "97.5 ± 1.0", "1.5", "40.0, 50.0, 80.0", "25%"]
+    assert first == ["blood", "0.1", "2", "97.5 ± 0.0", "1.5", "40.0, 50.0, 80.0", "25%"]
     assert second[-1] == "–"
 
 

@@ -186,7 +186,10 @@ def test_what_is_common_everywhere_is_expected() -> None:
     assert panel_of((), counts, ConsultSettings(federation=0.0)).log_prior is None
     liar = torch.tensor([[40, 10, 0], [20, 0, 30], [0, 1_000_000, 0]])  # held to 150 images
     lied = panel_of((), liar, ConsultSettings(federation=1.0, doubt=5.0)).log_prior
-    torch.testing.assert_close(lied, log_shares(torch.tensor([60, 160, 30])))
+    torch.testing.assert_close(lied, log_shares(torch.tensor([60, 115, 30])))  # and to the others' 100 and 5
+    two = torch.tensor([[50, 50], [1_000_000, 0]])  # of two nobody can say which is out of line; 100 and 5 hold here
+    lied = panel_of((), two, ConsultSettings(federation=1.0, doubt=5.0)).log_prior
+    torch.testing.assert_close(lied, log_shares(torch.tensor([155, 50])))
 
 
 def test_the_panel_knows_more_than_the_mean_of_logits(skewed: Any) -> None:

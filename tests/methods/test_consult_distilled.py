@@ -230,10 +230,11 @@ def test_a_model_without_answers_does_not_end_the_study(sent: Sent) -> None:
 
 def test_the_generator_goes_on_from_epoch_to_epoch(sent: Sent) -> None:
     states = absorbed(sent, method(epochs=3))
-    made = [state.groups["generator"]["start.weight"] for state in states]
-    steps = [float(state.groups["generator"]["adam.start.weight.step"]) for state in states]
-    assert steps == [3, 6, 9]
+    made = [state.groups["generator"]["start.weight"] for state in states[:2]]
+    steps = [float(state.groups["generator"]["adam.start.weight.step"]) for state in states[:2]]
+    assert steps == [3, 6]
     assert not torch.equal(made[0], made[1])
+    assert "generator" not in states[2].groups  # nothing goes on from it
     assert [SYNTHETIC in state.groups for state in states] == [False, False, True]
 
 
@@ -372,7 +373,7 @@ def test_a_fine_tune_that_is_no_better_is_named_and_not_taken(sent: Sent) -> Non
         work.send(replace(fitted, weights=constant(ctx, 1)))
     assert right(end.value.value, ctx, data.sites[0].val) == 0.5
     assert float(end.value.value.members[0].weights["head.bias"][0]) == 50
-    assert "the least with so few validation images (50.0% of 12 validation images, its own model 50.0%)" in notes[0]
+    assert "tempered by 1.00, with so few validation images (50.0% of 12 validation images, its own " in notes[0]
     assert notes[0].endswith("; a fine-tune that replays synthetic images is no better (50.0%)")
 
 
@@ -382,7 +383,7 @@ def test_a_site_without_memory_or_validation_images(sent: Sent) -> None:
     ctx, of = replace(base, note=notes.append), method(replayed=0)
     delivered = home(ctx, of, constant(ctx, 3), 0)
     drive(ctx, of.personal(ctx, data.sites[0], delivered, State()))
-    assert "the least with so few validation images (0.0% of 12 validation images);" in notes[0]
+    assert "tempered by 1.00, with so few validation images (0.0% of 12 validation images);" in notes[0]
     blind = replace(data.sites[0], val=none_of(data.sites[0].val))
     found = drive(ctx, of.personal(ctx, blind, delivered, State()))
     assert found.log_prior is not None

@@ -138,13 +138,13 @@ def test_labels_may_be_drawn_from_what_a_cluster_knows(
     of = method(targets=targets, clusters=2, steps=3, trajectories=2, batch=8)
     first, *_ = of.absorb(ctx, State(), answers)
     sizes = [len(sites) for sites in first.facts["clusters"]]
-    assert first.facts["targets"] == [mixes[n] for n in sizes]
+    assert first.facts["mix"] == [mixes[n] for n in sizes]
     expected = [[3, n, 3, 3, 3, n, 3, 3] for n in sizes]
     assert asked == expected
     *_, last = of.absorb(ctx, State.from_bytes(first.to_bytes()), answers)
     assert asked == 2 * expected
-    assert last.facts["targets"] == first.facts["targets"]
-    assert "targets" not in next(method(clusters=2, steps=3, batch=8).absorb(ctx, State(), answers)).facts
+    assert last.facts["mix"] == first.facts["mix"]
+    assert "mix" not in next(method(clusters=2, steps=3, batch=8).absorb(ctx, State(), answers)).facts
     assert asked[-1] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 

@@ -13,15 +13,16 @@ from tiny import federation, images
 from wardround.data.federation import Site
 from wardround.learn.predictor import Member, Predictor
 from wardround.methods.personal_prior import (
+    OF_FEW,
     SHARPER,
     TEMPERS,
     Judge,
     Offer,
     best_factor,
     calibration_error,
+    first_enough,
     lowest_familiar,
     sharpened,
-    smallest_temper,
 )
 from wardround.models import NetSpec, fresh
 
@@ -53,10 +54,12 @@ def test_the_first_share_of_the_prior_that_is_enough() -> None:
     class wins, which is no case here.
     """
     scores, prior, labels = double([2, 0], [0, 1]), double(0.75, 0.25).log(), torch.tensor([0, 0])
-    assert smallest_temper(Offer(SHARED, scores), prior, labels, 0.5) == 0
-    assert smallest_temper(Offer(SHARED, scores), prior, labels, 1.0) == pytest.approx(0.95)
-    assert smallest_temper(Offer(SHARED, double([2, 0], [0, 9])), prior, labels, 1.0) is None  # 3·log 3 is not enough
+    assert first_enough(Offer(SHARED, scores), prior, labels, 0.5, TEMPERS) == 0
+    assert first_enough(Offer(SHARED, scores), prior, labels, 1.0, TEMPERS) == 19
+    far = Offer(SHARED, double([2, 0], [0, 9]))
+    assert first_enough(far, prior, labels, 1.0, TEMPERS) is None  # 3·log 3 is not enough
     assert TEMPERS.tolist()[19:21] == pytest.approx([0.95, 1.0])
+    assert OF_FEW.tolist() == pytest.approx([*TEMPERS.tolist()[20:], *TEMPERS.tolist()[19::-1]])
 
 
 def test_a_site_takes_the_shared_predictor_with_that_share() -> None:
@@ -147,19 +150,45 @@ def test_a_site_without_a_model_of_its_own_has_no_bar() -> None:
     assert found.words == "takes the shared predictor as it is (0.0% of 20 validation images)"
 
 
-@pytest.mark.parametrize(("margin", "t"), [(-1.0, 1.0), (1.0, 1.0), (1.5, 1.2)])
-def test_a_handful_of_images_cannot_do_with_less_than_the_whole_prior(margin: float, t: float) -> None:
+@pytest.mark.parametrize(
+    ("margin", "t", "why"),
+    [
+        (-1.0, 1.0, "with so few validation images"),
+        (1.0, 1.0, "with so few validation images"),
+        (1.5, 1.2, "the least that is as good as its own model"),
+    ],
+)
+def test_a_handful_of_images_begins_with_the_whole_prior(margin: float, t: float, why: str) -> None:
     """19 images of class 0, the last called 1 by a margin, or 0. Of 1.2993, the log odds, 1.5 needs more than 1.15."""
     judge = Judge(site([0] * 19, [0] * 5 + [1]), None, calibrate=False)
     scores = torch.cat([double([2, 0]).repeat(18, 1), double([0, margin])])
     found = judge.choose([Offer(SHARED, scores)], (OWN, double([1, 0]).repeat(19, 1)))
     assert found.words == (
-        f"takes the shared predictor with its own prior, tempered by {t:.2f}, the least with so few validation images "
+        f"takes the shared predictor with its own prior, tempered by {t:.2f}, {why} "
         "(100.0% of 19 validation images, its own model 100.0%)"
     )
     twenty = Judge(site([0] * 20, [0] * 5 + [1]), None, calibrate=False)
     scores = torch.cat([double([2, 0]), scores])
     assert "as it is" in twenty.choose([Offer(SHARED, scores)], None).words
+
+
+def test_of_a_handful_less_than_the_whole_prior_is_taken_where_more_is_wrong() -> None:
+    """The second image is of the rare class, by a margin of 1: right up to t = 0.75, as 1.2993·0.8 is more than 1."""
+    judge = Judge(site([0, 1], [0] * 5 + [1]), None, calibrate=False)
+    found = judge.choose([Offer(SHARED, double([2, 0], [0, 1]))], (OWN, double([1, 0], [0, 1])))
+    assert found.words.startswith(
+        "takes the shared predictor with its own prior, tempered by 0.75, the most that is as good as its own model"
+    )
+
+
+def test_a_site_that_has_trained_on_nothing_has_no_prior_to_begin_with() -> None:
+    """What the shared predictor expects stays, with and without images to judge by."""
+    shared = replace(SHARED, log_prior=double(-0.2, -2.0))
+    found = Judge(site([1], []), None, calibrate=False).choose([Offer(shared, double([1, 0]))], None)
+    assert found.predictor == shared
+    unjudged, words = Judge(site([], []), None, calibrate=False).unjudged(shared)
+    assert unjudged == shared
+    assert words == "has no validation images: it takes the shared predictor as it is"
 
 
 @pytest.mark.parametrize(("prior", "share", "why"), [(None, 1.0, "as nothing can be measured"), (0.25, 0.25, "as set")])

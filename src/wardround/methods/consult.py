@@ -11,8 +11,9 @@ At the site the shared predictor becomes its own, with the site's validation ima
   the true one among them, it must prefer the true one in `vet` of the cases (0 asks nobody to leave). This bounds
   what a site with wrong labels, a broken model or invented counts can do;
 - the site's own label prior π takes the place of everybody's, tempered: votes + t·log π with the smallest t at which
-  the panel is as right as the site's own model (`prior` fixes t). At t = 0 it is the shared predictor, at t = 1 Bayes'
-  rule for a site whose next patients are like its last; the smaller t, the more is kept of what others have seen;
+  the panel is as right as the site's own model (`prior` fixes t; with fewer than 20 validation images 1 is tried
+  first). At t = 0 it is the shared predictor, at t = 1 Bayes' rule for a site whose next patients are like its last;
+  the smaller t, the more is kept of what others have seen;
 - its own model's votes may count 4, 16 or 64 times (`own_voice` is the most), if that makes a smaller t do;
 - where no t is enough, the site keeps its own model. So it is never below it on those images.
 - probabilities are sharpened or flattened to what the validation images say (`calibrate`).
@@ -165,17 +166,26 @@ class Consult(ClassEnsemble):
 def panel_of(members: tuple[Member, ...], counts: Tensor, how: ConsultSettings) -> Predictor:
     """Networks and what each has seen (members, classes) as one predictor."""
     trust = plausible(counts.double())
-    common = log_shares(trust.sum(dim=0))
     return Predictor(
         counts.shape[1],
         members,
         combine="pairs",
         trust=trust,
-        log_prior=how.federation * common if how.federation else None,
+        log_prior=common_prior(trust, how),
         member_log_prior=log_shares(counts),
         votes=torch.tensor([how.vote_temperature, how.doubt], dtype=torch.float64),
         sharpness=torch.tensor(how.sharpness, dtype=torch.float64),
     )
+
+
+def common_prior(trust: Tensor, how: ConsultSettings) -> Tensor | None:
+    """`federation` of the log shares of all sites' images; no site counts for more than all others together and m.
+
+    It is the site's total that is held, not its count of a class: what one site alone has is not rare for that.
+    """
+    totals = trust.sum(dim=1, keepdim=True)
+    believed = trust * (pairs.bounded(totals, how.doubt) / totals.clamp_min(1))
+    return how.federation * log_shares(believed.sum(dim=0)) if how.federation else None
 
 
 def counts_group(study: Study, how: str) -> tuple[Group, ...]:

@@ -11,7 +11,8 @@ equally many of each class, cropped and flipped, towards the panel's probabiliti
 epoch; the student's learning rate falls along a cosine, and what goes home is the mean of the students of the last
 epochs (`averaged` is their share): each has learned from images a little different.
 
-At the site, as with `consult`: the site's prior, tempered, its validation images the judge, its own model the bar.
+At the site, as with `consult`: the site's prior, tempered, its validation images the judge, its own model the bar. What
+the panel expects of all sites together the student has learned, so it stays, and the site's prior comes on top.
 Where it does better there, the network is fine-tuned: `tune_epochs` over the site's images and `replayed` synthetic
 ones with the panel's answers, which came home with it, so that what others have seen is not forgotten.
 
@@ -43,7 +44,7 @@ from wardround.learn.replay import Replay, each
 from wardround.methods.base import Answer, Context, Work, join_groups
 from wardround.methods.class_ensemble import trained_on
 from wardround.methods.consult import ConsultSettings, counts_group, panel_of, seen_by_sites, told
-from wardround.methods.distilled import LARGE, Distilled, Epochs, Groups, Midway, check_synthesis
+from wardround.methods.distilled import LARGE, Distilled, Epochs, Groups, Midway, SynthesisSettings, check_synthesis
 from wardround.methods.oneshot import logits_of, trained_models
 from wardround.methods.parts import Parts
 from wardround.methods.personal_prior import Judge, Offer, accuracy
@@ -90,7 +91,7 @@ class ConsultDistilled(Distilled):
 
         def images(self, size: int) -> int:
             """The batch for images of this size."""
-            return (50 if size > LARGE else 256) if self.batch is None else self.batch
+            return SynthesisSettings.SIZED["batch"][size > LARGE] if self.batch is None else self.batch
 
     def check(self, study: Study) -> None:
         """Every teacher must have batch-norm statistics, and a batch must hold every class."""
@@ -128,7 +129,7 @@ class ConsultDistilled(Distilled):
         yield from super().absorb(ctx, state, {site: answers[site] for site in models})
 
     def epochs(self, ctx: Context, state: State, members: list[Member], student: Student, begun: int) -> Epochs:
-        """A synthesis, then distillation on what was kept of the last ones."""
+        """The generator's steps, then the student's on what it makes."""
         work = _AtWork(self, ctx, members, student, state)
         yield from self.through(ctx, state, work, student, begun)
 
@@ -249,7 +250,7 @@ class _AtWork:
             return {GENERATOR: self.maker.state(), **({SUM: dict(self.sum)} if self.sum else {})}
         mean = {name: tensor / over for name, tensor in self.sum.items()}
         nets.load(self.student.net, {**self.student.weights(), **mean})
-        return {GENERATOR: self.maker.state(), **self._synthetic(s.replayed)}
+        return self._synthetic(s.replayed)  # no epoch goes on from the generator
 
     def _add(self) -> None:
         """The student as it is now to the sum; batch norm's counters do not count."""

@@ -29,7 +29,7 @@ from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import AdaptedTeachers, Teachers
 
 CROSS = "cross"
-FACTS = ("clusters", "targets", "silhouettes", "similarity", "course")  # the last two for the report alone
+FACTS = ("clusters", "mix", "silhouettes", "similarity", "course")  # the last two for the report alone
 VALIDATION_SHARE = 0.2
 DIVERGED = "fedbicross: a model diverged in Stage 2; use a smaller lr"
 UNANSWERED = "the synthesis diverged: what teachers say to its images is no longer finite; use a smaller synthesis_lr"
@@ -44,7 +44,7 @@ class Cluster:
         self.k = k
         self.teachers = Teachers(members, device, precision)
         self.adapted = AdaptedTeachers(members, device, "ema", s.follow, precision)
-        shares = state.facts.get("targets")
+        shares = state.facts.get("mix")
         drawn = (
             shared_labels(s.batch, torch.tensor(shares[k])) if shares else balanced_labels(s.batch, len(study.classes))
         )

@@ -23,10 +23,10 @@ What the paper leaves open, and what is done here:
 - `rehearsal` is ours, and 0 by default: more steps of Eq. 7 on images that were kept (`synthesis/rehearsal.py`). So is
   `begin = "member"`: G_k begins as the uploaded model nearest to its cluster's centre, not at random as in Algorithm 1.
   Where no member has the student's architecture it is random still.
-- The batch is split 80/20 by position; labels are cyclic, so both parts hold all classes alike. The paper draws them
-  from all classes, also for a cluster that has never seen most of them. `targets = "known"` draws from those that its
-  members seem to have seen, by the last layers of their networks (`methods/trust.py`): no site tells its classes here.
-  `"shares"` draws as many of each as they seem to have had: batch-norm statistics are of that mix.
+- The batch is split 80/20 by position; labels are cyclic or evenly mixed, so both parts hold classes alike. The paper
+  draws them from all classes, also for a cluster that has never seen most of them. `targets = "known"` draws from those
+  that its members seem to have seen, by the last layers of their networks (`methods/trust.py`): no site tells its
+  classes here. `"shares"` draws as many of each as they seem to have had: batch-norm statistics are of that mix.
 - Stage 3 trains as the site does, at `personal_lr`, and keeps the last epoch: Algorithm 1 has no validation images
   there, and of a site's few the first epoch that is right about all would be taken. A site whose model is in no
   cluster gets the largest cluster's.
@@ -218,7 +218,7 @@ class FedBiCross(OneShot):
             facts["central"] = [None if i is None else names[i] for i in central(points, found.labels, alike)]
         if s.targets != "all":
             seen = known_classes if s.targets == "known" else guessed_shares
-            facts["targets"] = [seen([members[site] for site in names]).tolist() for names in sites]
+            facts["mix"] = [seen([members[site] for site in names]).tolist() for names in sites]
         if s.clustering != "subspaces":  # there a point is a row of angles already
             facts["similarity"] = {"sites": [*members], "of": s.clustering, "values": _alike(torch.from_numpy(points))}
         return State({CROSS: {"weights": cross}}, facts)

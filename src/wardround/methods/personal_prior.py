@@ -4,7 +4,7 @@ Multiplying by the whole prior (t = 1) is right for a site whose next patients a
 others have seen; t = 0 is the shared predictor. The smallest t at which the site loses nothing against its own model
 keeps the most of the others. As it comes, what the shared predictor itself expects goes: (1 − t) of it stays, none from
 t = 1 on. Where the shared predictor comes in several forms, that with the smallest t is taken. A handful of images
-would find almost anything as good, so with fewer than `ENOUGH` of them t is 1 at least.
+would find almost anything as good, so with fewer than `ENOUGH` of them t = 1 is tried first, and less only after more.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from wardround.learn.predictor import Member, Predictor
 from wardround.methods.trust import log_shares
 
 TEMPERS = torch.linspace(0, 3, 61, dtype=torch.float64)
+OF_FEW = torch.cat([TEMPERS[TEMPERS >= 1], TEMPERS[TEMPERS < 1].flip(0)])  # in this order
 SHARPER = torch.logspace(-1, 1, 41, base=4.0, dtype=torch.float64)  # 1/4 to 4, with 1 in the middle
 BINS = 15
 FAMILIAR, ENOUGH = 0.05, 20  # the share of right answers that may be called unfamiliar; images to fit anything to
@@ -67,19 +68,22 @@ class Judge:
         `offers` begin with the shared predictor as it is; `own` is the site's model and its logits.
         """
         labels, prior = self.site.val.labels.cpu(), log_shares(self.site.train.counts().cpu())
-        bar, enough_images = 0.0 if own is None else accuracy(own[1], labels), len(labels) >= ENOUGH
+        bar = 0.0 if own is None else accuracy(own[1], labels)
+        tempers = TEMPERS if len(labels) >= ENOUGH or len(self.site.train) == 0 else OF_FEW
         if self.prior is not None:
-            enough = [(self.prior, offers[0])]
+            tempers, enough = torch.tensor([self.prior], dtype=torch.float64), [(0, offers[0])]
         else:
-            least = 0.0 if enough_images else 1.0
-            found = [(smallest_temper(offer, prior, labels, bar, least), offer) for offer in offers]
-            enough = [(t, offer) for t, offer in found if t is not None]
+            found = [(first_enough(offer, prior, labels, bar, tempers), offer) for offer in offers]
+            enough = [(place, offer) for place, offer in found if place is not None]
         if not enough and own is not None:
             words = "keeps its own model: no share of its prior made the shared predictor as good"
             return self.finished(Predictor(offers[0].predictor.classes, (own[0],)), own[1].double(), own, words)
-        t, offer = min(enough, key=itemgetter(0))  # of equals the first
-        why = "that is as good as its own model" if enough_images else "with so few validation images"
-        chosen, words = self._tempered(offer, t, f"the least {why}")
+        place, offer = min(enough, key=itemgetter(0))  # of equals the first
+        t = float(tempers[place])
+        why = "the least that is as good as its own model"
+        if tempers is OF_FEW:
+            why = "with so few validation images" if t == 1 else why if t > 1 else why.replace("least", "most")
+        chosen, words = self._tempered(offer, t, why)
         return self.finished(chosen, offer.tempered(t, prior), own, f"takes {words}")
 
     def finished(self, chosen: Predictor, found: Tensor, own: tuple[Member, Tensor] | None, words: str) -> Choice:
@@ -100,7 +104,7 @@ class Judge:
 
     def unjudged(self, shared: Predictor) -> tuple[Predictor, str]:
         """Of a site without validation images: the whole prior, or as much of it as was fixed."""
-        t = 1.0 if self.prior is None else self.prior
+        t = float(len(self.site.train) > 0) if self.prior is None else self.prior
         found, words = self._tempered(Offer(shared, torch.empty(0)), t, "as nothing can be measured")
         return found, f"has no validation images: it takes {words}"
 
@@ -114,11 +118,11 @@ class Judge:
         return replace(offer.predictor, log_prior=prior), words
 
 
-def smallest_temper(offer: Offer, log_prior: Tensor, labels: Tensor, bar: float, least: float = 0.0) -> float | None:
-    """The first of `TEMPERS` from `least` on with which accuracy is not below the bar; None where there is none."""
-    for t in TEMPERS[TEMPERS >= least].tolist():
+def first_enough(offer: Offer, log_prior: Tensor, labels: Tensor, bar: float, tempers: Tensor) -> int | None:
+    """The place of the first temper with which accuracy is not below the bar; None where there is none."""
+    for place, t in enumerate(tempers.tolist()):
         if accuracy(offer.tempered(t, log_prior), labels) >= bar:
-            return float(t)
+            return place
     return None
 
 

@@ -36,7 +36,8 @@ class Deal:
 def deal(counts: Tensor, shares: Tensor, batch: int, device: torch.device) -> Deal:
     """Of teachers that have seen `counts` (teachers, classes) and know W `shares` of each class, each is shown `batch`.
 
-    A class that a teacher has seen at all is shown to it once or more. Where no counts are known, all are shown alike.
+    A class that a teacher has seen at all is shown to it once or more, so that of many rare ones it is shown a few more
+    images than `batch`. Where no counts are known, all are shown alike.
     """
     counts, shares = counts.double().cpu(), shares.double().cpu()
     known = (counts > 0).any(dim=0)

@@ -7,7 +7,6 @@ of logits would ask all the others, too, who cannot tell.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -40,13 +39,9 @@ class PanelTeachers(Teachers):
         """The panel's scores, without a gradient."""
         pixels = pixels.bfloat16() if self.bf16 else pixels
         with torch.no_grad():
-            said = each([partial(teacher.logits, pixels) for teacher in self.teachers])
-            return self.scores(said) + self.expected
-
-    def scores(self, said: Sequence[Tensor]) -> Tensor:
-        """The panel's scores from its members' logits, before what it expects."""
-        votes = torch.stack(list(said))
-        return self.sharpness * pair_scores(votes, self.counts, self.log_prior, self.temperature, self.doubt)
+            votes = torch.stack(each([partial(teacher.logits, pixels) for teacher in self.teachers]))
+            wins = pair_scores(votes, self.counts, self.log_prior, self.temperature, self.doubt)
+            return self.sharpness * wins + self.expected
 
     def opinion(self, pixels: Tensor, dealt: Deal) -> tuple[Tensor, Tensor]:
         """How far the images are from their labels, and from the sites' statistics, differentiable in the pixels.

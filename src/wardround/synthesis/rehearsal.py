@@ -18,6 +18,7 @@ from torch import Tensor
 from wardround.learn.device import Device
 from wardround.learn.pixels import augment
 from wardround.learn.replay import Replay, together
+from wardround.synthesis.deal import rounded
 from wardround.synthesis.pool import draw_crops
 from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import Teachers
@@ -108,10 +109,7 @@ def _places(shares: Tensor, size: int) -> Tensor:
 
     What rounding leaves goes to the largest remainders, of equals to the first.
     """
-    wanted = shares.double().cpu() * size
-    counts = wanted.floor().long()
-    order = torch.argsort(wanted - counts, descending=True, stable=True)
-    counts[order[: size - int(counts.sum())]] += 1
+    counts = rounded(shares.double().cpu(), size)
     return torch.cat([k * size + torch.arange(int(count)) for k, count in enumerate(counts)])
 
 
