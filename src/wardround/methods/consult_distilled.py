@@ -238,7 +238,8 @@ class _AtWork:
             yield self._midway()
         for _ in self.parts.run("distillation", self._one_learned, s.kd_steps):
             yield self._midway()
-        self.trail.see(self.epoch, one_of_each(self._some(), self._even_labels().tolist(), self.classes))
+        labels = self.dealt.labels[self.dealt.even].tolist()
+        self.trail.see(self.epoch, one_of_each(self._some(), labels, self.classes))
 
     def groups(self) -> Groups:
         """The generator, and of the last epochs the sum of students; after the last, the student is their mean."""
@@ -247,7 +248,7 @@ class _AtWork:
         if self.epoch >= s.epochs - over:
             self._add()
         if self.epoch + 1 < s.epochs:
-            return {GENERATOR: self.maker.state(), **({SUM: dict(self.sum)} if self.sum else {})}
+            return self._to_go_on()
         mean = {name: tensor / over for name, tensor in self.sum.items()}
         nets.load(self.student.net, {**self.student.weights(), **mean})
         return self._synthetic(s.replayed)  # no epoch goes on from the generator
@@ -266,8 +267,10 @@ class _AtWork:
         return {SYNTHETIC: {"images": to_pixels(images).cpu(), "labels": labels.cpu()}}
 
     def _midway(self) -> Midway:
-        kept = {SUM: dict(self.sum)} if self.sum else {}
-        return Midway({GENERATOR: self.maker.state(), **kept}, dict(self.parts.done))
+        return Midway(self._to_go_on(), dict(self.parts.done))
+
+    def _to_go_on(self) -> Groups:
+        return {GENERATOR: self.maker.state(), **({SUM: dict(self.sum)} if self.sum else {})}
 
     # Steps ------------------------------------------------------------------------------------------------------------
 
@@ -289,9 +292,6 @@ class _AtWork:
         codes, _ = self._drawn(0)
         with torch.no_grad():
             return self._images(codes)[self.dealt.even]
-
-    def _even_labels(self) -> Tensor:
-        return self.dealt.labels[self.dealt.even]
 
     def _images(self, codes: Tensor) -> Tensor:
         return self.maker.images(torch.cat([codes, self.named], dim=1))
