@@ -16,7 +16,7 @@ from wardround.exchange.bundle import Bundle
 from wardround.exchange.policy import Policy
 from wardround.methods.base import Context, split_groups
 from wardround.methods.class_ensemble import LABEL_COUNTS
-from wardround.methods.consult import Consult, ConsultSettings, counts_group, panel_of, told
+from wardround.methods.consult import Consult, ConsultSettings, common_prior, counts_group, panel_of, told
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.methods.trust import guessed, log_shares
@@ -255,6 +255,23 @@ def test_a_member_that_is_wrong_about_what_it_claims_to_know_is_not_heard(skewed
     assert notes[0].endswith("; it does not hear site-2, wrong about what it claims to have seen")
     assert "does not hear" not in notes[1]
     assert [len(at_site(ctx, data, wrong, place, prior=0.0, vet=0.0).members) for place in range(3)] == [3, 3, 3]
+
+
+def test_who_is_not_heard_is_not_counted_among_the_patients_either(skewed: Any) -> None:
+    """Site 1 expects the mix of the two sites that it hears, not that of all three."""
+    data, _, sent = skewed
+    lie = {**permuted(sent["site-2"]).groups, LABEL_COUNTS: {"counts": torch.tensor([30, 30, 30, 30])}}
+    lied = {**sent, "site-2": replace(sent["site-2"], groups=lie)}
+    ctx, _ = listening(data)
+    (state,) = method().absorb(ctx, State(), lied)
+    every = method().predictor(ctx, state)
+    found = at_site(ctx, data, lied, 0, prior=0.0, calibrate=False)
+    assert len(found.members) == 2
+    assert every.trust is not None
+    assert every.log_prior is not None
+    assert found.log_prior is not None
+    torch.testing.assert_close(found.log_prior, common_prior(every.trust[[0, 2]], method().settings))
+    assert float((found.log_prior - every.log_prior).abs().max()) > 0.01
 
 
 def test_a_site_without_a_model_that_believes_nobody_hears_all(skewed: Any) -> None:

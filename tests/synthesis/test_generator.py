@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from wardround.errors import RunFailed
+from wardround.learn.pixels import augment
 from wardround.learn.predictor import Member
 from wardround.methods.state import State
 from wardround.models import NetSpec, fresh
@@ -392,3 +393,14 @@ def test_a_crop_by_hand_and_its_gradient() -> None:
     assert found.is_contiguous(memory_format=torch.channels_last)
     (gradient,) = torch.autograd.grad(found.sum(), images)
     assert gradient[0, 0, 0].tolist() == gradient[1, 0, 0].tolist() == [4.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_crops_of_made_images_are_those_of_real_ones() -> None:
+    """By `gather` what `augment` does by indexing, and the same way back."""
+    images = torch.randn(40, 3, 9, 6, generator=stream()).contiguous(memory_format=torch.channels_last)
+    crops, weigh = draw_crops(40, "crop", stream()), torch.randn(40, 3, 9, 6, generator=stream())
+    ours, plain = images.clone().requires_grad_(), images.clone().requires_grad_()
+    torch.testing.assert_close(cropped(ours, crops), augment(plain, crops), rtol=0, atol=0)
+    (back,) = torch.autograd.grad((cropped(ours, crops) * weigh).sum(), ours)
+    (as_plain,) = torch.autograd.grad((augment(plain, crops) * weigh).sum(), plain)
+    torch.testing.assert_close(back, as_plain)

@@ -53,15 +53,19 @@ def augment(images: Tensor, draws: Tensor) -> Tensor:
     if draws.is_floating_point():
         grid = F.affine_grid(draws, list(images.shape), align_corners=False)
         return F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
-    n, channels, height, width = images.shape
-    device = images.device
-    rows = (torch.arange(height, device=device) + draws[:, 0:1] - CROP_PADDING).clamp_(0, height - 1)
-    columns = torch.arange(width, device=device).expand(n, width)
-    columns = torch.where(draws[:, 2:3] == 1, width - 1 - columns, columns)
-    columns = (columns + draws[:, 1:2] - CROP_PADDING).clamp_(0, width - 1)
+    rows, columns = sources(draws, images.shape[2], images.shape[3])
+    n, channels = images.shape[:2]
     return images[
-        torch.arange(n, device=device)[:, None, None, None],
-        torch.arange(channels, device=device)[None, :, None, None],
+        torch.arange(n, device=images.device)[:, None, None, None],
+        torch.arange(channels, device=images.device)[None, :, None, None],
         rows[:, None, :, None],
         columns[:, None, None, :],
     ]
+
+
+def sources(draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Of `shift`: which row and which column of its image each pixel comes from, `(n, height)` and `(n, width)`."""
+    rows = (torch.arange(height, device=draws.device) + draws[:, 0:1] - CROP_PADDING).clamp_(0, height - 1)
+    columns = torch.arange(width, device=draws.device).expand(len(draws), width)
+    columns = torch.where(draws[:, 2:3] == 1, width - 1 - columns, columns)
+    return rows, (columns + draws[:, 1:2] - CROP_PADDING).clamp_(0, width - 1)

@@ -154,10 +154,12 @@ class Consult(ClassEnsemble):
                 kept.append(k)
         kept = kept or list(range(len(names)))  # a site with no model of its own that believes nobody has no answer
         chosen = torch.tensor(kept, dtype=torch.int64)
+        trust = panel.trust[chosen]
         smaller = replace(
             panel,
             members=tuple(panel.members[k] for k in kept),
-            trust=panel.trust[chosen],
+            trust=trust,
+            log_prior=common_prior(trust, self.settings),  # who is not heard has no patients to expect, either
             member_log_prior=panel.member_log_prior[chosen],
         )
         return smaller, [said[k] for k in kept], [names[k] for k in kept]

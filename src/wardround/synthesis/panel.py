@@ -50,7 +50,7 @@ class PanelTeachers(Teachers):
         is shown; the second the mean over teachers of FedISCA's Eq. 6.
         """
         pixels = pixels.bfloat16() if self.bf16 else pixels
-        shown = [pixels[rows].contiguous(memory_format=torch.channels_last) for rows in dealt.rows]
+        shown = [pixels.index_select(0, rows).contiguous(memory_format=torch.channels_last) for rows in dealt.rows]
         found = each([partial(of.view, images) for of, images in zip(self.teachers, shown, strict=True)])
         wrong = [
             (F.cross_entropy(logits - prior, dealt.labels[rows], reduction="none") * weights).sum()

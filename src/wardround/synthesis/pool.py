@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from wardround.learn.pixels import CROP_PADDING, augment, draw_augmentation, normalise
+from wardround.learn.pixels import CROP_PADDING, augment, draw_augmentation, normalise, sources
 from wardround.synthesis.gallery import to_pixels
 
 Augmentation = Literal["crop", "flip", "none"]
@@ -75,5 +75,13 @@ def draw_crops(n: int, how: Augmentation, generator: torch.Generator) -> Tensor:
 
 
 def cropped(images: Tensor, crops: Tensor) -> Tensor:
-    """The same on images of the networks' value range, differentiable in them."""
-    return augment(images, crops).contiguous(memory_format=torch.channels_last)
+    """The same on images of the networks' value range, differentiable in them.
+
+    By `gather`: indexing as `augment` does would sort all pixels on the way back, on a GPU for as long as a network
+    takes.
+    """
+    n, channels, height, width = images.shape
+    rows, columns = sources(crops, height, width)
+    places = (rows.unsqueeze(2) * width + columns.unsqueeze(1)).flatten(1)
+    found = images.flatten(2).gather(2, places.unsqueeze(1).expand(n, channels, height * width))
+    return found.unflatten(2, (height, width)).contiguous(memory_format=torch.channels_last)
