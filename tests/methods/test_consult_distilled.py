@@ -17,7 +17,7 @@ from wardround.data.federation import Federation
 from wardround.errors import BadInput
 from wardround.exchange.bundle import Bundle
 from wardround.learn.fit import Fit
-from wardround.learn.predictor import Predictor
+from wardround.learn.predictor import Member, Predictor
 from wardround.methods.base import Context, join_groups
 from wardround.methods.consult_distilled import OWN, SYNTHETIC, ConsultDistilled, _AtWork
 from wardround.methods.registry import make
@@ -178,9 +178,13 @@ def test_a_step_of_the_generator_is_one_down_its_loss(sent: Sent) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_a_step_of_the_student_is_on_new_images_towards_the_panel(sent: Sent) -> None:
-    """KL from the panel's answers to the student's, on the even part of the batch; the generator stays as it is."""
-    of = work(sent, method(temperature=2.0, momentum=0.0, weight_decay=0.0))
+@pytest.mark.parametrize("weight", [0.0, 0.3])
+def test_a_step_of_the_student_is_on_new_images_towards_the_panel(weight: float, sent: Sent) -> None:
+    """KL from the panel's answers to the student's and what it sees less, on the even part of the batch.
+
+    The generator stays as it is.
+    """
+    of = work(sent, method(temperature=2.0, momentum=0.0, weight_decay=0.0, feature_weight=weight))
     of.begin(0, torch.Generator().manual_seed(3))
     of.student.set_rate(0.1)
     codes, crops = of._drawn(len(of.dealt.even))
@@ -189,12 +193,35 @@ def test_a_step_of_the_student_is_on_new_images_towards_the_panel(sent: Sent) ->
         images = of.maker.net(torch.cat([codes, 3.0 * torch.eye(4)[of.dealt.labels]], dim=1))[of.dealt.even]
     pixels = cropped(images, crops)
     wanted, said = of.teachers.logits(pixels).div(2).softmax(dim=1), net(pixels).div(2).log_softmax(dim=1)
-    (4 * (wanted * (wanted.log() - said)).sum(dim=1).mean()).backward()
+    loss = 4 * (wanted * (wanted.log() - said)).sum(dim=1).mean()
+    if of.maps is not None:
+        loss = loss + weight * copy.deepcopy(of.maps).gap(net.features(pixels), of.teachers.outputs(pixels)[0])
+    loss.backward()
     of.learn(codes, crops)
     for ours, theirs in zip(of.student.net.parameters(), net.parameters(), strict=True):
         assert theirs.grad is not None
         torch.testing.assert_close(ours.detach(), theirs.detach() - 0.1 * theirs.grad)
     assert all(torch.equal(tensor, made[name]) for name, tensor in of.maker.state().items())
+
+
+def test_the_student_begins_as_the_member_that_has_seen_most_pairs(sent: Sent) -> None:
+    """Site 2 has three classes, site 1 two; of networks unlike the student's none can be begun with."""
+
+    def first(counts: dict[str, torch.Tensor] | None = None, **own: Any) -> torch.Tensor:
+        return work(sent, method(**own), counts).student.weights()["head.weight"]
+
+    _, ctx, bundles, _ = sent
+    models = {site: join_groups(bundle)["head.weight"] for site, bundle in bundles.items()}
+    assert torch.equal(first(), models["site-2"])
+    fresh = ctx.study.fresh_weights(ctx.study.student_spec, "student")["head.weight"]
+    assert torch.equal(first(begin="fresh"), fresh)
+    of = method()
+    of.counts = {"site-1": torch.tensor([90, 90, 0, 0]), "site-2": torch.tensor([0, 2, 2, 2])}  # 2·log 91, 6·log 3
+    members = [Member(ctx.study.spec(site), join_groups(bundles[site])) for site in ("site-1", "site-2")]
+    assert of.begins_as(ctx, members) is members[0].weights
+    other = replace(members[0], spec=replace(members[0].spec, width=3))
+    assert of.begins_as(ctx, [other, members[1]]) is members[1].weights
+    assert torch.equal(of.begins_as(ctx, [other, other])["head.weight"], fresh)
 
 
 @pytest.mark.parametrize(("averaged", "over"), [(0.0, 1), (0.5, 2), (1.0, 4)])
@@ -256,10 +283,9 @@ def test_a_network_without_batch_norm_is_refused() -> None:
 # Stops ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("averaged", [0.0, 1.0])
-def test_a_stop_after_any_step_changes_nothing(averaged: float, sent: Sent) -> None:
+@pytest.mark.parametrize("of", [{"averaged": 0.0}, {"averaged": 1.0}, {"feature_weight": 0.0}, {"momentum": 0.0}])
+def test_a_stop_after_any_step_changes_nothing(of: dict[str, float], sent: Sent) -> None:
     """From every state, through a file, to the end without another stop: two epochs of 3 + 2 steps."""
-    of = {"averaged": averaged}
     expected = absorbed(sent, method(**of))[-1]
     states = absorbed(sent, method(**of), due=lambda: True)
     assert len(states) == 2 * (3 + 2 + 1)

@@ -166,7 +166,7 @@ def test_activity_is_the_mean_over_sites_whatever_their_feature_sizes() -> None:
         net.head.weight.data.copy_(torch.tensor(head))
         net.head.bias.data.zero_()
         nets.append(net)
-    teachers: Any = SimpleNamespace(nets=nets)
+    teachers: Any = SimpleNamespace(bf16=False, teachers=nets)
     logits, activity = answers(teachers, torch.tensor([1.0, -3.0]).view(1, 1, 1, 2))
     assert activity.item() == pytest.approx(1.5)
     assert logits.flatten().tolist() == pytest.approx([2.5, -1.5])

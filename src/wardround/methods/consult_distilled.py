@@ -7,9 +7,10 @@ A generator (`synthesis/generator.py`) makes images from random codes and a clas
 
 with a class asked of the models that have seen it, and every model k shown the mix of classes that its site had
 (`synthesis/deal.py`): its batch-norm statistics are of that mix. Then the student takes steps on new images of it,
-equally many of each class, cropped and flipped, towards the panel's probabilities. The generator goes on from epoch to
-epoch; the student's learning rate falls along a cosine, and what goes home is the mean of the students of the last
-epochs (`averaged` is their share): each has learned from images a little different.
+equally many of each class, cropped and flipped, towards the panel's probabilities, T²·KL, and towards seeing what each
+model sees (`synthesis/features.py`). It begins as one of the models, which has seen real images. The generator goes on
+from epoch to epoch; the student's learning rate falls along a cosine, and what goes home is the mean of the students of
+the last epochs (`averaged` is their share): each has learned from images a little different.
 
 At the site, as with `consult`: the site's prior, tempered, its validation images the judge, its own model the bar. What
 the panel expects of all sites together the student has learned, so it stays, and the site's prior comes on top.
@@ -17,16 +18,17 @@ Where it does better there, the network is fine-tuned: `tune_epochs` over the si
 ones with the panel's answers, which came home with it, so that what others have seen is not forgotten.
 
 What leaks: the synthetic images go to every site. They are made from all models and resemble their training images as
-far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none.
+far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none. The student
+descends from one site's model, so what that one remembers of its images may be left in it; `begin = "fresh"` avoids it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +41,7 @@ from wardround.exchange.bundle import Bundle
 from wardround.exchange.payload import Group, Payload
 from wardround.learn import nets
 from wardround.learn.fit import Fit
+from wardround.learn.pairs import harmonic
 from wardround.learn.predictor import Member, Predictor, single
 from wardround.learn.replay import Replay, each
 from wardround.methods.base import Answer, Context, Work, join_groups
@@ -49,16 +52,19 @@ from wardround.methods.oneshot import logits_of, trained_models
 from wardround.methods.parts import Parts
 from wardround.methods.personal_prior import Judge, Offer, accuracy
 from wardround.methods.state import State
+from wardround.methods.trust import plausible
+from wardround.models import Weights
 from wardround.settings import Count, NotNegative, Positive, Share
 from wardround.study import Study
 from wardround.synthesis.deal import deal
+from wardround.synthesis.features import FeatureMaps
 from wardround.synthesis.gallery import one_of_each, to_pixels, trail_of_epochs
 from wardround.synthesis.generator import ImageGenerator, require_finite
 from wardround.synthesis.panel import PanelTeachers
 from wardround.synthesis.pool import cropped, draw_crops
 from wardround.synthesis.student import Student, distillation
 
-GENERATOR, SUM, SYNTHETIC, OWN = "generator", "sum", "synthetic", "own"
+GENERATOR, FEATURES, SUM, SYNTHETIC, OWN = "generator", "features", "sum", "synthetic", "own"
 NAMED = 3.0  # how loud a code says its class: of normal numbers beside it, few are as large
 
 
@@ -72,7 +78,7 @@ class ConsultDistilled(Distilled):
     class Settings(ConsultSettings):
         """Those of `consult`, of the generator, of the distillation, and how much is replayed at the site."""
 
-        epochs: Count = 20
+        epochs: Count = 16
         shots: Count | None = None  # exchanges with the sites; None: as many as `rounds` says where set, else one
         batch: Annotated[int, Field(ge=2)] | None = None  # None: 256, and 50 for images above 128 pixels
         codes: Count = 100  # random numbers that an image is made from
@@ -80,8 +86,10 @@ class ConsultDistilled(Distilled):
         generator_lr: Positive = 1e-3
         bn_weight: NotNegative = 1.0  # λ
         kd_steps: Count = 250
-        temperature: Positive = 1.0  # of the distillation
-        lr: Positive = 0.05
+        begin: Literal["member", "fresh"] = "member"  # the student before its first step
+        feature_weight: NotNegative = 3.0  # of G
+        temperature: Positive = 4.0  # of the distillation
+        lr: Positive = 0.02
         momentum: Share = 0.9
         weight_decay: NotNegative = 5e-4
         averaged: Annotated[float, Field(ge=0, le=1)] = 0.25  # of the epochs, those at the end; 0: the last one alone
@@ -132,6 +140,21 @@ class ConsultDistilled(Distilled):
         """The generator's steps, then the student's on what it makes."""
         work = _AtWork(self, ctx, members, student, state)
         yield from self.through(ctx, state, work, student, begun)
+
+    def begins_as(self, ctx: Context, members: list[Member]) -> Weights:
+        """The member that has seen the most pairs of classes, max_k Σ_cd log(1 + h_kcd); a new network where none fits.
+
+        It has seen real images, and what it sees in them is kept.
+        """
+        fits = [place for place, member in enumerate(members) if member.spec == ctx.study.student_spec]
+        if self.settings.begin == "fresh" or not fits:
+            return super().begins_as(ctx, members)
+        known = harmonic(plausible(self.counts_of_members().double())).log1p().sum(dim=(1, 2))
+        return members[max(fits, key=lambda place: float(known[place]))].weights
+
+    def counts_of_members(self) -> Tensor:
+        """What each has seen (members, classes), in the order of the members."""
+        return torch.stack([self.counts[site] for site in sorted(self.counts)])
 
     def rate(self, epoch: int) -> float:
         """Along a cosine."""
@@ -203,7 +226,7 @@ class _AtWork:
         study, device, precision = ctx.study, ctx.device.torch, ctx.study.settings.train.precision
         self.student, self.device, self.settings = student, device, method.settings
         self.batch, self.classes = self.settings.images(study.size), len(study.classes)
-        counts = torch.stack([method.counts[site] for site in sorted(method.counts)])
+        counts = method.counts_of_members()
         self.teachers = PanelTeachers(panel_of(tuple(members), counts, self.settings), device, precision)
         self.dealt = deal(counts, self.teachers.shares, self.batch, device)
         self.named = NAMED * F.one_hot(self.dealt.labels, self.classes).float()
@@ -214,9 +237,19 @@ class _AtWork:
         if GENERATOR in state.groups:
             self.maker.restore(state.groups[GENERATOR])
         self.make, self.learn = Replay(self._make, device), Replay(self._learn, device)
+        self.maps = self._feature_maps(ctx)
+        if self.maps and FEATURES in state.groups:
+            self.maps.restore(state.groups[FEATURES])
         self.sum = {name: tensor.to(device) for name, tensor in state.groups.get(SUM, {}).items()}
         self.parts = Parts(ctx, method.watch)
         self.trail = method.trail = trail_of_epochs(study.classes, self.settings.epochs, state)
+
+    def _feature_maps(self, ctx: Context) -> FeatureMaps | None:
+        if not self.settings.feature_weight:
+            return None
+        widths = [net.head.weight.shape[1] for net in self.teachers.nets]
+        draws = ctx.streams.torch("features", round=ctx.round)
+        return FeatureMaps(self.student, widths, self.settings.momentum, draws)
 
     def begin(self, epoch: int, generator: torch.Generator) -> None:
         """A new epoch."""
@@ -270,7 +303,8 @@ class _AtWork:
         return Midway(self._to_go_on(), dict(self.parts.done))
 
     def _to_go_on(self) -> Groups:
-        return {GENERATOR: self.maker.state(), **({SUM: dict(self.sum)} if self.sum else {})}
+        maps = {FEATURES: self.maps.state()} if self.maps else {}
+        return {GENERATOR: self.maker.state(), **maps, **({SUM: dict(self.sum)} if self.sum else {})}
 
     # Steps ------------------------------------------------------------------------------------------------------------
 
@@ -305,5 +339,16 @@ class _AtWork:
     def _learn(self, codes: Tensor, crops: Tensor) -> None:
         with torch.no_grad():
             pixels = cropped(self._images(codes)[self.dealt.even], crops)
-        said, wanted = each([partial(of.logits, pixels) for of in (self.student, self.teachers)])
-        self.student.step(distillation(wanted, said, self.settings.temperature))
+        s = self.settings
+        asked: list[Callable[[], tuple[Any, Tensor]]] = [
+            partial(self.student.outputs, pixels),
+            partial(self.teachers.outputs, pixels),
+        ]
+        (mine, said), (theirs, wanted) = each(asked)
+        loss = distillation(wanted, said, s.temperature)
+        if self.maps is None:
+            self.student.step(loss)
+        else:
+            self.maps.begin_step()
+            self.student.step(loss + s.feature_weight * self.maps.gap(mine, theirs))
+            self.maps.step()

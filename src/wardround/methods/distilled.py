@@ -26,7 +26,7 @@ from wardround.learn.predictor import Member, Predictor, single
 from wardround.methods.base import Context, Work, join_groups, layout_groups
 from wardround.methods.oneshot import OneShot, trained_models
 from wardround.methods.state import State
-from wardround.models import spec_layout
+from wardround.models import Weights, spec_layout
 from wardround.settings import Count, Frozen, NotNegative, Positive, Share
 from wardround.study import Study
 from wardround.synthesis.gallery import Trail
@@ -175,7 +175,7 @@ class Distilled(OneShot):
         """One state per epoch. Everything drawn derives from the epoch's number, so that a resume changes nothing."""
         models = trained_models(ctx, answers)
         members = [Member(ctx.study.spec(site), models[site]) for site in sorted(models)]
-        student = self._student(ctx, state)
+        student = self._student(ctx, state, members)
         facts = dict(state.facts)
         if facts.get("round") != ctx.round:
             facts = {"round": ctx.round, "epoch": 0, "work": facts.get("work")}
@@ -241,9 +241,13 @@ class Distilled(OneShot):
         """The student."""
         return single(ctx.study.student_spec, dict(state.groups[STUDENT]))
 
-    def _student(self, ctx: Context, state: State) -> Student:
+    def begins_as(self, ctx: Context, members: list[Member]) -> Weights:
+        """The student before it has learned anything."""
+        return ctx.study.fresh_weights(ctx.study.student_spec, "student")
+
+    def _student(self, ctx: Context, state: State, members: list[Member]) -> Student:
         spec, s = ctx.study.student_spec, self.settings
-        weights = dict(state.groups.get(STUDENT) or ctx.study.fresh_weights(spec, "student"))
+        weights = dict(state.groups.get(STUDENT) or self.begins_as(ctx, members))
         precision = ctx.study.settings.train.precision
         student = Student(spec, weights, ctx.device.torch, s.momentum, s.weight_decay, precision)
         student.restore_momentum(state.groups.get(MOMENTUM, {}))

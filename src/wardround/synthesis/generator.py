@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from wardround.errors import Diverged
 from wardround.learn.replay import Replay, each
-from wardround.models import StagedNet
 from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import Precision, Teachers, View
 
@@ -222,12 +221,8 @@ def view(teachers: Teachers, pixels: Tensor, statistics: bool) -> View:
 
 def outputs(teachers: Teachers, pixels: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Features and logits of every teacher, float32, differentiable in the pixels."""
-
-    def of(net: StagedNet) -> tuple[Tensor, Tensor]:
-        features, logits = net.outputs(pixels.to(net.head.weight.dtype))
-        return features.float(), logits.float()
-
-    return each([partial(of, net) for net in teachers.nets])
+    pixels = pixels.bfloat16() if teachers.bf16 else pixels
+    return each([partial(teacher.outputs, pixels) for teacher in teachers.teachers])
 
 
 def settled_logits(student: Student, pixels: Tensor) -> Tensor:

@@ -37,11 +37,16 @@ class PanelTeachers(Teachers):
 
     def logits(self, pixels: Tensor) -> Tensor:
         """The panel's scores, without a gradient."""
+        return self.outputs(pixels)[1]
+
+    def outputs(self, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
+        """What each teacher sees, its features, and the panel's scores, without a gradient."""
         pixels = pixels.bfloat16() if self.bf16 else pixels
         with torch.no_grad():
-            votes = torch.stack(each([partial(teacher.logits, pixels) for teacher in self.teachers]))
+            found = each([partial(teacher.outputs, pixels) for teacher in self.teachers])
+            votes = torch.stack([logits for _, logits in found])
             wins = pair_scores(votes, self.counts, self.log_prior, self.temperature, self.doubt)
-            return self.sharpness * wins + self.expected
+            return [features for features, _ in found], self.sharpness * wins + self.expected
 
     def opinion(self, pixels: Tensor, dealt: Deal) -> tuple[Tensor, Tensor]:
         """How far the images are from their labels, and from the sites' statistics, differentiable in the pixels.

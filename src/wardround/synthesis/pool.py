@@ -84,4 +84,4 @@ def cropped(images: Tensor, crops: Tensor) -> Tensor:
     rows, columns = sources(crops, height, width)
     places = (rows.unsqueeze(2) * width + columns.unsqueeze(1)).flatten(1)
     found = images.flatten(2).gather(2, places.unsqueeze(1).expand(n, channels, height * width))
-    return found.unflatten(2, (height, width)).contiguous(memory_format=torch.channels_last)
+    return found.view(images.shape).contiguous(memory_format=torch.channels_last)

@@ -57,9 +57,13 @@ class Student:
 
     def logits(self, pixels: Tensor) -> Tensor:
         """What the student says, in training mode; never in bf16, whatever it was worked out in."""
+        return self.outputs(pixels)[1]
+
+    def outputs(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """What it sees and what it says: features and logits."""
         with torch.autocast(pixels.device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            found: Tensor = self.net(pixels)
-        return found.float() if self.bf16 else found
+            features, logits = self.net.outputs(pixels)
+        return (features.float(), logits.float()) if self.bf16 else (features, logits)
 
     def set_rate(self, rate: float) -> None:
         """The learning rate from now on; not within a captured step."""

@@ -50,7 +50,12 @@ class Teacher:
 
     def logits(self, pixels: Tensor) -> Tensor:
         """What it says."""
-        return widened(self.net(pixels))
+        return self.outputs(pixels)[1]
+
+    def outputs(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """What it sees and what it says: features and logits."""
+        features, logits = self.net.outputs(pixels)
+        return widened(features), widened(logits)
 
     def view(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and Σ_l ‖μ_l(x) − μ_l‖ + ‖σ²_l(x) − σ²_l‖ (Eq. 6).

@@ -1,0 +1,74 @@
+"""Teachers' features as a lesson: a class is one number of a few, what a network sees in an image hundreds.
+
+On images that are made, a student soon says what its teachers say and still knows little of real ones: which class it
+is can be told from a detail that every made image has. To see all that its teachers see takes more. As in FitNets
+(Romero et al., ICLR 2015), a map M_k that is learned along leads from the student's features f to each teacher's f_k:
+
+    G = mean_k mean (c(f)·M_k − c(f_k) / s_k)²
+
+c takes the mean over the batch away, s_k is the root of the mean square of c(f_k), so that teachers count alike however
+large their features are. The maps are thrown away in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from wardround.synthesis.student import Student
+
+TINY = 1e-6  # of features that are the same for every image
+
+
+class FeatureMaps:
+    """Maps from the student's features to those of each teacher, in training with the student and at its rate."""
+
+    def __init__(self, student: Student, widths: Sequence[int], momentum: float, generator: torch.Generator) -> None:
+        head = student.net.head.weight
+        width = head.shape[1]
+        drawn = [torch.randn((width, other), generator=generator) / width**0.5 for other in widths]
+        self.maps = [tensor.to(head.device).requires_grad_() for tensor in drawn]
+        self.optimiser = torch.optim.SGD(self.maps, lr=student.rate, momentum=momentum, fused=True)
+        if momentum > 0:  # made here, so that a captured step finds it where it will always be
+            for tensor in self.maps:
+                self.optimiser.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor, requires_grad=False)
+
+    def gap(self, features: Tensor, theirs: Sequence[Tensor]) -> Tensor:
+        """G, differentiable in the student's features and in the maps."""
+        mine = features - features.mean(dim=0)
+        gaps = [(mine @ to - standardised(other)).square().mean() for to, other in zip(self.maps, theirs, strict=True)]
+        return torch.stack(gaps).mean()
+
+    def begin_step(self) -> None:
+        """Forget the slopes of the step before."""
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """Down the slopes that the student's step has left."""
+        self.optimiser.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of all that is trained and of its momentum, to be kept in a state."""
+        return {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `state`."""
+        with torch.no_grad():
+            for name, tensor in self._tensors().items():
+                tensor.copy_(state[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        memory = {
+            f"momentum.{place}": self.optimiser.state[tensor]["momentum_buffer"]
+            for place, tensor in enumerate(self.maps)
+            if "momentum_buffer" in self.optimiser.state[tensor]
+        }
+        return {**{str(place): tensor for place, tensor in enumerate(self.maps)}, **memory}
+
+
+def standardised(features: Tensor) -> Tensor:
+    """c(f_k) / s_k."""
+    centred = features - features.mean(dim=0)
+    return centred / centred.square().mean().sqrt().clamp_min(TINY)
