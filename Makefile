@@ -9,7 +9,7 @@ EXTRAS ?= sites,onnx
 .PHONY: run test lint types soak format wheelhouse carry clean
 
 run: $(READY)  ## the built-in study: a results table and the path of an HTML page
-	$(BIN)/wardround compare fedbicross local ensemble fedavg --rounds 1 --epochs 40
+	$(BIN)/wardround compare fedbicross local ensemble fedavg --alpha 0.2 --rounds 1 --epochs 30
 
 test: $(DEV) lint types  ## everything that must hold for every commit
 	sh tests/browser.sh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from wardround.methods.registry import find
 from wardround.papers.library import table
@@ -14,28 +15,38 @@ ABLATIONS = (
     *(line for line in table("fedbicross-2").entries if line not in ENTRIES and line.label != "fedbicross"),
     *(line for line in table("fedisca-2").entries if line.label == "fedisca, batch adaptation"),
 )
+
+
+def _tried(words: str, **settings: Any) -> Line:
+    return Line(label=f"fedbicross, {words}", method="fedbicross", settings=settings)
+
+
 READINGS = (  # what the papers leave open, tried for docs/oneshot.md
-    *(Line(label=f"fedbicross, K = {k}", method="fedbicross", settings={"clusters": k}) for k in (2, 3, 4)),
-    Line(label="fedbicross, known targets", method="fedbicross", settings={"targets": "known"}),
-    Line(label="fedbicross, targets by shares", method="fedbicross", settings={"targets": "shares"}),
-    Line(
-        label="fedbicross, targets by shares, K = 4", method="fedbicross", settings={"targets": "shares", "clusters": 4}
-    ),
-    Line(label="fedbicross, from a member", method="fedbicross", settings={"begin": "member"}),
-    Line(label="fedbicross, learning at every step", method="fedbicross", settings={"inner": "all"}),
-    Line(label="fedbicross, 16 trajectories", method="fedbicross", settings={"trajectories": 16, "lr": 0.05}),
-    Line(label="fedbicross, γ = 2", method="fedbicross", settings={"gamma": 2.0}),
-    Line(label="fedbicross, 5 personal epochs", method="fedbicross", settings={"personal_epochs": 5}),
+    *(_tried(f"K = {k}", clusters=k) for k in (2, 3, 4)),
+    _tried("K = 4, not personalised", clusters=4, personal=False),
+    _tried("known targets", targets="known"),
+    _tried("targets by shares", targets="shares"),
+    _tried("targets by shares, K = 4", targets="shares", clusters=4),
+    _tried("from a member", begin="member"),
+    _tried("from a member, not personalised", begin="member", personal=False),
+    _tried("from a member, K = 4", begin="member", clusters=4),
+    _tried("from a member, K = 4, not personalised", begin="member", clusters=4, personal=False),
+    _tried("learning at every step", inner="all"),
+    _tried("16 trajectories", trajectories=16, lr=0.05),
+    _tried("γ = 2", gamma=2.0),
+    _tried("5 personal epochs", personal_epochs=5),
     Line(label="dense, as released", method="dense", settings={"bn_weight": 0.0}),
 )
 
 
 def chosen(methods: Sequence[str] | None, ablations: bool, readings: bool) -> list[Line]:
-    """The lines that are named, or all; a method that has no line is one of its own."""
+    """The lines that are named, by label or all of a method; or all. A method that has no line is one of its own."""
     found = [*ENTRIES, *OURS, *(ABLATIONS if ablations else ()), *(READINGS if readings else ())]
     if methods is None:
         return found
     lines: list[Line] = []
     for name in dict.fromkeys(methods):
-        lines += [line for line in found if line.group == name] or [Line(label=find(name).name, method=name)]
+        named = [line for line in found if name in (line.group, line.label)]
+        named = named or [Line(label=find(name).name, method=name)]
+        lines += [line for line in named if line not in lines]
     return lines

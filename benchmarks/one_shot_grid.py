@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("files", type=Path, nargs="*", help="MedMNIST .npz files")
     parser.add_argument("--preset", help="a named preset or a TOML file; without one, every method's own defaults")
-    parser.add_argument("--methods", nargs="+", help="entries by name up to the comma, or any other method")
+    parser.add_argument("--methods", nargs="+", help="entries by label or by its part before the comma, or any method")
     parser.add_argument("--ablations", action="store_true", help="also FedBiCross's Table 2 and FedISCA's code")
     parser.add_argument("--readings", action="store_true", help="also what FedBiCross and DENSE leave open")
     parser.add_argument("--alphas", type=float, nargs="+", default=[0.1, 0.3, 0.5])

@@ -161,6 +161,11 @@ def test_entries_are_chosen_by_name(grid: Any) -> None:
     assert len(labels(["fedbicross"], ablations=True)) == 7
     assert {"fedbicross, K = 3", "fedbicross, from a member"} <= set(labels(["fedbicross"], readings=True))
     assert labels(["dense"], readings=True) == ["dense", "dense, as released"]
+    assert labels(["fedbicross, K = 3", "dense", "dense, as released"], readings=True) == [
+        "fedbicross, K = 3",
+        "dense",
+        "dense, as released",
+    ]
     assert "consult, prior 0.5" in labels(["consult"])
     assert labels(["single"]) == ["single"]
     everything = labels(None, ablations=True, readings=True)
