@@ -33,6 +33,7 @@ READINGS = (  # what the papers leave open, tried for docs/oneshot.md
     _tried("from a member, K = 4, not personalised", begin="member", clusters=4, personal=False),
     _tried("learning at every step", inner="all"),
     _tried("16 trajectories", trajectories=16, lr=0.05),
+    _tried("16 trajectories, targets by shares, from a member", trajectories=16, targets="shares", begin="member"),
     _tried("γ = 2", gamma=2.0),
     _tried("5 personal epochs", personal_epochs=5),
     Line(label="dense, as released", method="dense", settings={"bn_weight": 0.0}),

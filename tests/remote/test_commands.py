@@ -162,7 +162,7 @@ def test_settings_come_from_a_file_a_preset_and_flags(place: Path, capsys: Captu
     for line in ('method = "fedprox"', "seed = 4", "lr = 0.2", "mu = 0.7"):
         assert line in text
     ok(capsys, "study", "new", "b.toml", "--classes", "a,b", "--method", "fedbicross", "--preset", "demo")
-    assert "trajectories = 4" in (place / "b.toml").read_text()
+    assert "trajectories = 3" in (place / "b.toml").read_text()
     ok(capsys, "study", "new", "c.toml", "--classes", "a,b", "--method", "fedprox", "--set", "mu=0.3")
     assert "mu = 0.3" in (place / "c.toml").read_text()
 
