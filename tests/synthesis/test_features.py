@@ -34,7 +34,6 @@ def test_the_gap_by_hand() -> None:
     theirs = [torch.tensor([[1.0], [-1.0]]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])]
     # (2 - 1)² = 1 of the first; of the second 0 against ±√2 and 0: a mean of 1.
     assert of.gap(mine, theirs).item() == pytest.approx(1.0)
-    of.begin_step()
     of.gap(mine, theirs).backward()
     before = of.maps[0].detach().clone()
     of.step()
@@ -49,7 +48,6 @@ def test_what_is_kept_is_all_that_a_step_needs(momentum: float) -> None:
     batches = [(torch.randn(5, one.maps[0].shape[0], generator=draw), torch.randn(5, 3, generator=draw)) for _ in "123"]
 
     def step(of: FeatureMaps, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-        of.begin_step()
         of.gap(batch[0], [batch[1]]).backward()
         of.step()
 

@@ -19,7 +19,7 @@ ones with the panel's answers, which came home with it, so that what others have
 
 What leaks: the synthetic images go to every site. They are made from all models and resemble their training images as
 far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none. The student
-descends from one site's model, so what that one remembers of its images may be left in it; `begin = "fresh"` avoids it.
+descends from one site's model, so what that remembers of its images may be left in it; `begin = "random"` avoids it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ConsultDistilled(Distilled):
         generator_lr: Positive = 1e-3
         bn_weight: NotNegative = 1.0  # λ
         kd_steps: Count = 250
-        begin: Literal["member", "fresh"] = "member"  # the student before its first step
+        begin: Literal["member", "random"] = "member"  # the student before its first step
         feature_weight: NotNegative = 3.0  # of G
         temperature: Positive = 4.0  # of the distillation
         lr: Positive = 0.02
@@ -147,7 +147,7 @@ class ConsultDistilled(Distilled):
         It has seen real images, and what it sees in them is kept.
         """
         fits = [place for place, member in enumerate(members) if member.spec == ctx.study.student_spec]
-        if self.settings.begin == "fresh" or not fits:
+        if self.settings.begin == "random" or not fits:
             return super().begins_as(ctx, members)
         known = harmonic(plausible(self.counts_of_members().double())).log1p().sum(dim=(1, 2))
         return members[max(fits, key=lambda place: float(known[place]))].weights
@@ -349,6 +349,5 @@ class _AtWork:
         if self.maps is None:
             self.student.step(loss)
         else:
-            self.maps.begin_step()
             self.student.step(loss + s.feature_weight * self.maps.gap(mine, theirs))
             self.maps.step()

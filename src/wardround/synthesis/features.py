@@ -12,17 +12,18 @@ large their features are. The maps are thrown away in the end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from wardround.synthesis.student import Student
+from wardround.synthesis.trained import Trained
 
 TINY = 1e-6  # of features that are the same for every image
 
 
-class FeatureMaps:
+class FeatureMaps(Trained):
     """Maps from the student's features to those of each teacher, in training with the student and at its rate."""
 
     def __init__(self, student: Student, widths: Sequence[int], momentum: float, generator: torch.Generator) -> None:
@@ -30,6 +31,7 @@ class FeatureMaps:
         width = head.shape[1]
         drawn = [torch.randn((width, other), generator=generator) / width**0.5 for other in widths]
         self.maps = [tensor.to(head.device).requires_grad_() for tensor in drawn]
+        self.trained = {str(place): tensor for place, tensor in enumerate(self.maps)}
         self.optimiser = torch.optim.SGD(self.maps, lr=student.rate, momentum=momentum, fused=True)
         if momentum > 0:  # made here, so that a captured step finds it where it will always be
             for tensor in self.maps:
@@ -41,31 +43,10 @@ class FeatureMaps:
         gaps = [(mine @ to - standardised(other)).square().mean() for to, other in zip(self.maps, theirs, strict=True)]
         return torch.stack(gaps).mean()
 
-    def begin_step(self) -> None:
-        """Forget the slopes of the step before."""
-        self.optimiser.zero_grad(set_to_none=True)
-
     def step(self) -> None:
-        """Down the slopes that the student's step has left."""
+        """Down the slopes that the student's step has left, which are then forgotten."""
         self.optimiser.step()
-
-    def state(self) -> dict[str, Tensor]:
-        """A copy of all that is trained and of its momentum, to be kept in a state."""
-        return {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of `state`."""
-        with torch.no_grad():
-            for name, tensor in self._tensors().items():
-                tensor.copy_(state[name])
-
-    def _tensors(self) -> dict[str, Tensor]:
-        memory = {
-            f"momentum.{place}": self.optimiser.state[tensor]["momentum_buffer"]
-            for place, tensor in enumerate(self.maps)
-            if "momentum_buffer" in self.optimiser.state[tensor]
-        }
-        return {**{str(place): tensor for place, tensor in enumerate(self.maps)}, **memory}
+        self.optimiser.zero_grad(set_to_none=True)
 
 
 def standardised(features: Tensor) -> Tensor:

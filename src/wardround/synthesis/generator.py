@@ -9,7 +9,7 @@ changes does so in place, so that one captured step serves all epochs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, cast
 
@@ -20,6 +20,7 @@ from wardround.errors import Diverged
 from wardround.learn.replay import Replay, each
 from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import Precision, Teachers, View
+from wardround.synthesis.trained import Trained
 
 Output = Literal["sigmoid", "tanh"]
 Start = Literal["normal", "uniform"]
@@ -86,7 +87,7 @@ class GeneratorNet(nn.Module):
                 parameter.data.copy_(drawn)
 
 
-class ImageGenerator:
+class ImageGenerator(Trained):
     """A generator in training: the network, its Adam, and where `learned` > 0 so many codes that are trained with it.
 
     `clip` is the largest norm of the network's gradient; codes are not clipped.
@@ -144,24 +145,6 @@ class ImageGenerator:
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.net.parameters(), self.clip)
         self.optimiser.step()
-
-    def state(self) -> dict[str, Tensor]:
-        """A copy of all that is trained and of Adam's memory, to be kept in a state."""
-        return {name: tensor.detach().clone() for name, tensor in self._tensors().items()}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of `state`."""
-        with torch.no_grad():
-            for name, tensor in self._tensors().items():
-                tensor.copy_(state[name])
-
-    def _tensors(self) -> dict[str, Tensor]:
-        memory = {
-            f"adam.{name}.{kind}": tensor
-            for name, of in self.trained.items()
-            for kind, tensor in self.optimiser.state[of].items()
-        }
-        return {**self.trained, **memory}
 
 
 class BatchMaker:
