@@ -4,14 +4,11 @@ Five ResNet-18 teachers with random weights and plausible statistics (speed does
 256, images of 28 pixels. The baseline is written here as the public code is: statistics in forward hooks, one kernel
 at a time. Ours is what the methods call.
 
-    python benchmarks/synthesis.py [--out synthesis.json] [--precision bf16] [--whole bloodmnist.npz]
+    python benchmarks/synthesis.py [--out synthesis.json] [--precision bf16]
 
 An epoch of FedISCA (500 steps of each part) is also timed in the method itself, in bf16, on phantoms: there the steps
 back to noise that float32 cannot feel are not taken, and with `reuse` what teachers said in the synthesis is not asked
 again. Its first epoch includes the capture of every step.
-
-`--whole` also runs FedBiCross from the sites' training to personalisation (100 epochs, 20 trajectories of 500 steps),
-and Stage 2 alone with trajectories a fifth as long, whose peak memory must be the same.
 """
 
 from __future__ import annotations
@@ -32,10 +29,9 @@ from common import report
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay, each
 from wardround.models import NetSpec, build, fresh
-from wardround.papers.one_shot import CLIENTS
 from wardround.progress import Silent
 from wardround.run import begin_run
-from wardround.settings import overlay, validate
+from wardround.settings import validate
 from wardround.synthesis.inversion import Inversion, Synthesis, balanced_labels, total_variation
 from wardround.synthesis.student import Student, distillation
 from wardround.synthesis.teachers import AdaptedTeachers, Precision, Teachers
@@ -182,28 +178,12 @@ def fedisca_epoch(reuse: bool, epochs: int = 3, steps: int = 500) -> dict[str, f
     return {row["part"]: row["seconds"] / epochs for row in result["work"]}
 
 
-def whole_run(images: Path, epochs: int, steps: int, **own: Any) -> tuple[float, float, dict[str, float]]:
-    """Seconds and peak GiB of FedBiCross on five sites trained as FedISCA's, bf16, and its headline accuracies."""
-    torch.cuda.reset_peak_memory_stats()
-    train = {"precision": "bf16", "epochs": epochs}
-    tree = overlay(CLIENTS, {"device": "cuda", "method": "fedbicross", "train": train})
-    tree = overlay(tree, {"data": {"source": str(images), "alpha": 0.1}, "set": {"steps": steps, **own}})
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        result = begin_run(validate(tree), Path(folder) / "run", Silent()).finish()
-    seconds = time.perf_counter() - began
-    shown = ("local_accuracy", "global_accuracy")
-    figures = {row["key"]: row["value"] for row in result["headlines"] if row["key"] in shown}
-    return seconds, torch.cuda.max_memory_allocated() / 2**30, figures
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--precision", nargs="+", default=["bf16", "fp32"])
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--whole", type=Path, help="blood cells: also run FedBiCross from training to personalisation")
     options = parser.parse_args()
     device, of = torch.device("cuda"), members()
     parts = ("synthesise", "adapt", "distil")
@@ -227,13 +207,7 @@ def main() -> None:
         seconds = sum(epochs[name].values())
         words = f"{seconds:.1f} s against {plain_epoch:.1f} ({plain_epoch / seconds:.1f}x)"
         rows.append((f"an epoch of the method fedisca, {name}", words))
-    whole: dict[str, Any] = {}
-    if options.whole:
-        seconds, memory, figures = whole_run(options.whole, 100, 500, trajectories=20)
-        _, short, _ = whole_run(options.whole, 1, 100, trajectories=2, personal=False)
-        whole = {"seconds": seconds, "GiB, T 500": memory, "GiB, T 100": short, **figures}
-        rows.append(("FedBiCross, whole run", f"{seconds:.0f} s; peak {memory:.2f} GiB, {short:.2f} with T = 100"))
-    measured = {"milliseconds": found, "fedisca_epoch_seconds": epochs, "fedbicross": whole}
+    measured = {"milliseconds": found, "fedisca_epoch_seconds": epochs}
     report("synthesis", rows, options.out, n=options.steps, **measured)
 
 
