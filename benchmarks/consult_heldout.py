@@ -23,14 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consult_cells import Cell
-from consult_experiments import Experiment, add_options, main_of
+from experiments import Experiment, add_options, main_of
+from trained_cells import Cell
 from wardround.audit.roc import roc
 from wardround.data.federation import Site
 from wardround.data.imageset import ImageSet
 from wardround.errors import BadInput
-from wardround.exchange.inprocess import step_together
-from wardround.learn.predictor import Predictor
 from wardround.methods.state import State
 
 NAME = "consult_heldout"
@@ -62,7 +60,7 @@ def figures(cell: Cell, method: str, held_out: Tensor) -> dict[str, float | None
     ctx, made, state, shared = cell.shared(method, cell.answers)
     delivered = made.deliver(ctx, state)
     works = {s.name: made.personal(ctx, s, delivered[s.name], State()) for s in cell.data.sites if len(s.train)}
-    own = [found for found in step_together(works, lambda fits: []).values() if isinstance(found, Predictor)]
+    own = [*cell.personal(works).values()]
 
     def area(familiar: Tensor) -> float:
         return roc(familiar[~held_out], familiar[held_out]).auc

@@ -28,12 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from consult_cells import Cell
-from consult_experiments import Experiment, add_options, main_of
+from experiments import Experiment, add_options, main_of
+from trained_cells import Cell
 from wardround.data.federation import Site
-from wardround.errors import RunFailed, SiteFailed
 from wardround.exchange.bundle import Bundle
-from wardround.exchange.inprocess import step_together
 from wardround.methods.base import layout_groups
 from wardround.methods.class_ensemble import LABEL_COUNTS
 from wardround.methods.state import State
@@ -98,11 +96,8 @@ def measured(cell: Cell, method: str, answers: Mapping[str, Bundle], good: Seque
     ctx, made, state, shared = cell.shared(method, answers)
     delivered = made.deliver(ctx, state)
     works = {site.name: made.personal(ctx, site, delivered[site.name], State()) for site in good}
-    tallies, together = [], cell.tally(shared)
-    for site, predictor in zip(good, step_together(works, lambda fits: []).values(), strict=True):
-        if isinstance(predictor, SiteFailed):
-            raise RunFailed(str(predictor))
-        tallies.append((site, cell.tally(predictor)))
+    deployed, together = cell.personal(works), cell.tally(shared)
+    tallies = [(site, cell.tally(deployed[site.name])) for site in good]
     weights = {site.name: site.test.class_weights for site in good}
     return {
         "personal_local": mean(found.accuracy(weights[site.name]) for site, found in tallies),

@@ -4,8 +4,8 @@ A cell is a set of images, a Dirichlet alpha and a seed (of the partition, the i
 Sites train as FedISCA's clients do, each from weights of its own, and every entry of a cell works on the same site
 models. Each entry is a run of its own in the folder `--work`, so a killed one goes on where it stood while that folder
 is there; its figures go into `--out` when it ends, and what `--out` holds is never done again. `--seconds` stops before
-an entry that would take longer than what is left, judged by earlier entries. `--jobs` does several cells at once, and
-never two entries of one cell.
+an entry that would take longer than what is left, judged by earlier entries. `--jobs` does several entries at once, of
+one cell only when its site models are there.
 
     python benchmarks/one_shot_grid.py bloodmnist.npz dermamnist.npz --preset fast --out one_shot_grid.json
     python benchmarks/one_shot_grid.py --table --out one_shot_grid.json
@@ -47,8 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", type=Path, nargs="*", help="MedMNIST .npz files")
     parser.add_argument("--preset", help="a named preset or a TOML file; without one, every method's own defaults")
     parser.add_argument("--methods", nargs="+", help="entries by label or by its part before the comma, or any method")
-    parser.add_argument("--ablations", action="store_true", help="also FedBiCross's Table 2 and FedISCA's code")
-    parser.add_argument("--readings", action="store_true", help="also what FedBiCross and DENSE leave open")
+    parser.add_argument(
+        "--ablations", action="store_true", help="also FedBiCross's Table 2, FedISCA's and DENSE's code"
+    )
     parser.add_argument("--alphas", type=float, nargs="+", default=[0.1, 0.3, 0.5])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--sites", type=int)
@@ -73,7 +74,7 @@ def _start(options: argparse.Namespace) -> int:
     # A whole grid of one seed before the next seed.
     seeds, alphas = dict.fromkeys(options.seeds), dict.fromkeys(options.alphas)
     cells = [cell(path, alpha, seed) for seed in seeds for path in hashes for alpha in alphas]
-    entries = chosen(options.methods, options.ablations, options.readings)
+    entries = chosen(options.methods, options.ablations)
     plans = [plan(tree, entry, where, hashes[where.source]) for where in cells for entry in entries]
     return fill(options, OneShot, results, plans, markdown, began)
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from one_shot_entries import ABLATIONS, ENTRIES, OURS, READINGS
+from one_shot_entries import ABLATIONS, ENTRIES, OURS
 from one_shot_summary import NONE, figure, stated
 from pages import fill
 from wardround.papers.schema import Line
 from wardround.papers.summaries import cells
 
 LOCAL, GLOBAL = "local_accuracy", "global_accuracy"
-VARIED = "fedbicross"  # whose ablations and readings are compared with it
+VARIED = "fedbicross"  # whose bars are shown
 
 Row = Mapping[str, Any]
 Rows = Mapping[tuple[str, float, str], Row]
@@ -35,7 +35,6 @@ def figures(tree: Mapping[str, Any]) -> dict[str, str]:
         "methods": methods(rows, [*ENTRIES, *OURS]),
         "bars": bars(tree["entries"], rows),
         "ablations": variants(tree["entries"], ABLATIONS, rows),
-        "readings": variants(tree["entries"], READINGS, rows),
     }
 
 

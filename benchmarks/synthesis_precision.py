@@ -1,10 +1,10 @@
 """What the coordinator's work in bf16 costs in accuracy: the same site models distilled in bf16 and in fp32.
 
-A cell is a level of skew and a seed (of the partition and every other draw). Its sites train once, in the study's
-precision; then the method makes images and distils in either precision from the same models and the same draws. Single
-distillations scatter by points, so it is the mean over cells that tells. All networks are tested in fp32.
+The sites of a cell train once, in the study's precision; then the method makes images and distils in either precision
+from the same models and the same draws. Single distillations scatter by points, so it is the mean over cells that
+tells. A cell is kept in `--out` when it is done and is not done again; trained models wait in `--work`.
 
-    python benchmarks/synthesis_precision.py bloodmnist.npz --preset fast [--method fedisca] [--out precision.json]
+    python benchmarks/synthesis_precision.py bloodmnist.npz --preset fast --alphas 0.3 0.5 --out precision.json
 """
 
 from __future__ import annotations
@@ -12,107 +12,95 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import mean, stdev
 from typing import Any
 
-from common import report, told
-from wardround.errors import BadInput
-from wardround.examine import GLOBAL, Examiner
-from wardround.exchange.inprocess import InProcess
-from wardround.learn.device import find_device
-from wardround.learn.fit import Fit, Fitted
-from wardround.learn.side_by_side import train_many
+from experiments import Experiment, Rows, add_options, main_of
+from trained_cells import Cell, shared_predictor
 from wardround.methods.base import Context
-from wardround.methods.registry import own_settings
 from wardround.methods.state import State
-from wardround.papers.one_shot import study_tree
-from wardround.progress import Silent
-from wardround.run import Prepared, prepare
-from wardround.settings import overlay, validate
+from wardround.papers.summaries import cells
 
+NAME = "synthesis_precision"
+METHODS = ("fedisca", "efedisca", "deepinversion", "dense", "coboosting", "dafl")  # which end with one network for all
 PRECISIONS = ("bf16", "fp32")
-ACCURACY = "accuracy"
+FIGURES = {
+    "accuracy": "the distilled network on the global test",
+    "seconds": "of the coordinator's work",
+}
 
 
-def prepared(tree: Mapping[str, Any], method: str, place: Mapping[str, Any], precision: str | None) -> Prepared:
-    """The study of one cell, with another precision where one is given."""
-    common = {key: value for key, value in tree.items() if key != "set"}
-    whole = overlay(common, {"method": method, "seed": place["partition_seed"], "data": place})
-    if precision is not None:
-        whole = overlay(whole, {"train": {"precision": precision}})
-    own = own_settings(tree.get("set", {}), method)
-    return prepare(validate({**whole, "set": own}), [(method, own)], Silent())
-
-
-def context(of: Prepared) -> Context:
-    """Round one of its study; what the coordinator itself trains must succeed."""
-
-    def train(fits: list[Fit]) -> list[Fitted]:
-        found = train_many(fits, of.device)
-        return [fitted for fitted in found if isinstance(fitted, Fitted)]
-
-    return Context(of.study, 0, of.device, train)
-
-
-def cell(tree: Mapping[str, Any], method: str, place: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Global accuracy of the distilled network, and seconds, by precision."""
-    first = prepared(tree, method, place, None)
-    ctx, (of,) = context(first), first.methods
-    sites = InProcess(first.federation, lambda fits: train_many(fits, first.device), lambda bundle: None)
-    asked = of.ask(ctx, of.begin(ctx)) or {}
-    answers = sites.exchange(ctx, of, asked, lambda site: State(), lambda site, memory: None).answers
-    examiner = Examiner(first.federation, first.device, "fp32", method, place["partition_seed"], Silent())
-    found = {}
+def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Either precision on the same models."""
+    method = cell.make(options.method)
     for precision in PRECISIONS:
-        again = prepared(tree, method, place, precision)
-        ctx, (of,) = context(again), again.methods
-        began, state = time.perf_counter(), of.begin(ctx)
-        for newer in of.absorb(ctx, state, answers):
-            state = newer
-        seconds, network = time.perf_counter() - began, of.predictor(ctx, state)
-        if network is None:
-            raise BadInput(f"{method} ends with no network that all sites share; choose another method")
-        rows = examiner.shared(0, network)
-        accuracy = next(row["value"] for row in rows if (row["split"], row["metric"]) == (GLOBAL, ACCURACY))
-        found[precision] = {ACCURACY: accuracy, "seconds": seconds}
-        examiner.forget()
-        first.device.release()
-    return found
+        ctx = _in(precision, cell.context(method))
+        began = time.perf_counter()
+        *_, state = method.absorb(ctx, State(), cell.answers)
+        seconds = time.perf_counter() - began
+        accuracy = cell.tally(shared_predictor(method, ctx, state)).accuracy()
+        cell.forget()
+        cell.device.release()
+        figures = {"accuracy": round(accuracy, 6), "seconds": round(seconds, 1)}
+        yield {**place, "method": method.name, "precision": precision, "figures": figures}
 
 
-def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("images", type=Path, help="a MedMNIST .npz file")
-    parser.add_argument("--preset", default="fast")
-    parser.add_argument("--method", default="fedisca", help="one that ends with one network for all")
-    parser.add_argument("--alphas", type=float, nargs="+", default=[0.3, 0.5])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    return told(lambda: _measure(options))
+def _in(precision: str, ctx: Context) -> Context:
+    """The same questions, worked out in another precision."""
+    settings = ctx.study.settings
+    train = settings.train.model_copy(update={"precision": precision})
+    return replace(ctx, study=replace(ctx.study, settings=settings.model_copy(update={"train": train})))
 
 
-def _measure(options: argparse.Namespace) -> int:
-    precision = "bf16" if find_device(options.device).is_cuda else "fp32"
-    tree = study_tree(options.preset, {"device": options.device}, precision)
-    cells, rows = [], []
-    for alpha in options.alphas:
-        for seed in options.seeds:
-            place = {"source": str(options.images), "alpha": alpha, "partition_seed": seed}
-            found = cell(tree, options.method, place)
-            cells.append({"alpha": alpha, "seed": seed, **found})
-            words = [f"{name} {100 * of[ACCURACY]:.1f} % in {of['seconds']:.0f} s" for name, of in found.items()]
-            rows.append((f"alpha {alpha:g}, seed {seed}", ", ".join(words)))
-            print(*rows[-1], flush=True)
-    gains = [100 * (of["bf16"][ACCURACY] - of["fp32"][ACCURACY]) for of in cells]
-    spread = f" ± {stdev(gains):.1f}" if len(gains) > 1 else ""
-    rows.append(("bf16 less fp32, points", f"{mean(gains):+.1f}{spread}, n = {len(gains)}"))
-    report("synthesis_precision", rows, options.out, method=options.method, preset=options.preset, cells=cells)
-    return 0
+def summarise(rows: Rows) -> list[dict[str, Any]]:
+    """By method, what bf16 gains or loses in points of accuracy over all cells, and how much faster it is."""
+    summary = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        found = {
+            precision: [row["figures"] for row in rows if (row["method"], row["precision"]) == (method, precision)]
+            for precision in PRECISIONS
+        }
+        pairs = list(zip(*found.values(), strict=True))
+        gains = [100 * (ours["accuracy"] - plain["accuracy"]) for ours, plain in pairs]
+        times = [sum(figures["seconds"] for figures in of) for of in found.values()]
+        summary.append(
+            {
+                "method": method,
+                "cells": len(pairs),
+                "accuracy": {name: mean(figures["accuracy"] for figures in of) for name, of in found.items()},
+                "gain": mean(gains),
+                "standard_deviation": stdev(gains) if len(gains) > 1 else None,
+                "times_faster": times[1] / times[0] if times[0] else None,
+            }
+        )
+    return summary
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """One line for each method."""
+    head = ["method", "cells", *(f"{name}, global" for name in PRECISIONS), "bf16 gains, points", "times faster"]
+    lines = [cells(head), cells(["---"] * len(head))]
+    for row in record["summary"]:
+        spread = "" if row["standard_deviation"] is None else f" ± {row['standard_deviation']:.1f}"
+        accuracies = [f"{100 * row['accuracy'][name]:.1f}" for name in PRECISIONS]
+        faster = "–" if row["times_faster"] is None else f"{row['times_faster']:.1f}"
+        lines.append(cells([row["method"], str(row["cells"]), *accuracies, f"{row['gain']:+.1f}{spread}", faster]))
+    return "\n".join(lines)
+
+
+EXPERIMENT = Experiment(
+    *(NAME, FIGURES, entries, summarise, markdown), parts=lambda options: [{"method": options.method}]
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what is left, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add_options(parser, NAME)
+    parser.add_argument("--method", choices=METHODS, default=METHODS[0])
+    return main_of(EXPERIMENT, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from wardround.methods.registry import make
 from wardround.methods.state import State
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("robust", "heldout", "picture", "balance", "cells", "experiments")
+NAMES = ("robust", "heldout", "picture", "balance")
 
 
 @pytest.fixture(scope="module")

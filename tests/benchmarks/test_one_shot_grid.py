@@ -153,22 +153,21 @@ def test_markdown_is_exact(grid: Any) -> None:
 
 
 def test_entries_are_chosen_by_name(grid: Any) -> None:
-    def labels(methods: list[str] | None, ablations: bool = False, readings: bool = False) -> list[str]:
-        return [line.label for line in grid.entries.chosen(methods, ablations, readings)]
+    def labels(methods: list[str] | None, ablations: bool = False) -> list[str]:
+        return [line.label for line in grid.entries.chosen(methods, ablations)]
 
     assert labels(["fedavg", "local"]) == ["fedavg, own init", "fedavg, common init", "local"]
     assert labels(["fedbicross"]) == ["fedbicross"]
     assert len(labels(["fedbicross"], ablations=True)) == 7
-    assert {"fedbicross, K = 3", "fedbicross, from a member"} <= set(labels(["fedbicross"], readings=True))
-    assert labels(["dense"], readings=True) == ["dense", "dense, as released"]
-    assert labels(["fedbicross, K = 3", "dense", "dense, as released"], readings=True) == [
-        "fedbicross, K = 3",
+    assert labels(["dense"], ablations=True) == ["dense", "dense, as released"]
+    assert labels(["fedbicross, one cluster", "dense", "dense, as released"], ablations=True) == [
+        "fedbicross, one cluster",
         "dense",
         "dense, as released",
     ]
     assert "consult, prior 0.5" in labels(["consult"])
     assert labels(["single"]) == ["single"]
-    everything = labels(None, ablations=True, readings=True)
+    everything = labels(None, ablations=True)
     assert len(set(everything)) == len(everything)
     with pytest.raises(BadInput, match="did you mean fedisca"):
         labels(["fedisc"])
@@ -372,10 +371,19 @@ def by_name(folder: Path) -> list[Any]:
     return sorted(([line[key] for key in kept] for line in lines), key=str)
 
 
-def test_cells_at_once_give_the_same_figures_and_entries_of_a_cell_wait(
+def test_entries_of_a_cell_wait_for_its_site_models(grid: Any, tmp_path: Path) -> None:
+    runs, tree = one_shot.OneShot(tmp_path, None), one_shot.study_tree(None, {}, "fp32")
+    first, second, other = (planned(grid, tree, *which) for which in (("local",), ("fedisca",), ("local", 1)))
+    assert runs.apart(first) == runs.apart(second) != runs.apart(other)
+    (tmp_path / first.cell.folder / "fits").mkdir(parents=True)
+    assert runs.apart(first) == runs.apart(second)  # none is finished yet
+    (tmp_path / first.cell.folder / "fits" / "a.safetensors").touch()
+    assert len({runs.apart(one) for one in (first, second, other)}) == 3
+
+
+def test_several_at_once_give_the_same_figures_and_train_the_sites_of_a_cell_once(
     grid: Any, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """That the site models of a cell are trained once shows that no two of its entries ran together."""
     assert grid.grid.main([*arguments(inputs, tmp_path / "one"), "--seeds", "0"]) == 0
     assert grid.grid.main([*arguments(inputs, tmp_path / "two"), "--seeds", "0", "--jobs", "2"]) == 0
     assert "6 of 6 entries are done" in capsys.readouterr().out

@@ -407,6 +407,20 @@ def test_one_cluster_without_stage_three_is_one_shared_model(tmp_path: Path) -> 
     assert list(predictor_bytes(tmp_path / "run")) == ["shared.safetensors"]
 
 
+def test_fewer_clusters_than_asked_for_are_told(three: Three) -> None:
+    """Two of three models are the same, so no clustering can tell them apart."""
+    ctx, answers = three
+    first, second, third = sorted(answers)
+    notes: list[str] = []
+    same = {first: answers[first], second: replace(answers[first], envelope=answers[second].envelope)}
+    told = replace(ctx, note=notes.append)
+    for k in (2, 3):
+        state = next(method(clusters=k, steps=3).absorb(told, State(), {**same, third: answers[third]}))
+        assert sorted(state.facts["clusters"]) == [[first, second], [third]]
+    (note,) = notes
+    assert note.startswith("3 clusters were asked for, but only 2 models differ")
+
+
 def test_two_sites_are_one_cluster(tmp_path: Path) -> None:
     result = coordinate(tmp_path / "run", method(), federation((8, 6)))
     assert {row["model"] for row in result["rows"]} == {"shared", "personal"}

@@ -201,6 +201,11 @@ class FedBiCross(OneShot):
             [site for site, label in zip(members, found.labels, strict=True) if label == k] for k in range(found.count)
         ]
         ctx.progress.say(f"{self.name}: {found.count} clusters: {' | '.join(', '.join(names) for names in sites)}")
+        if found.count < s.clusters:
+            ctx.note(
+                f"{s.clusters} clusters were asked for, but only {found.count} models differ in what is compared; "
+                'answers to noise differ more as logits (probe = "logits")'
+            )
         cross = torch.full((found.count, found.count), 1 / found.count, dtype=torch.float64)
         if s.cross == "intra":
             cross = torch.eye(found.count, dtype=torch.float64)

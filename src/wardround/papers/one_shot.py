@@ -140,8 +140,9 @@ class OneShot(Runs):
         }
 
     def apart(self, planned: Plan) -> str:
-        """One entry of a cell at a time: the others wait for its site models."""
-        return planned.cell.folder
+        """One entry of a cell at a time until its site models are there: the others wait for them."""
+        trained = any(self._fits(planned).glob("*.safetensors"))
+        return planned.id if trained else planned.cell.folder
 
     def clear(self, plans: Sequence[Plan], results: Results) -> None:
         """Also remove the site models of cells that are done."""

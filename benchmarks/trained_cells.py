@@ -1,7 +1,7 @@
-"""One cell of the experiments with `consult`: a set, a level of skew and a seed, its sites trained once.
+"""One cell of an experiment: a set, a level of skew and a seed, its sites trained once.
 
-What is then asked of the same models (a site that lies, a class that nobody has seen) costs no training: networks are
-run once on every test, and only how they are combined changes.
+What is then asked of the same models (a site that lies, a class that nobody has seen, another reading of a paper) costs
+no training of sites; networks are run once on every test.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from wardround import run
 from wardround.data.federation import Federation, LocalTest, Site
 from wardround.data.imageset import ImageSet
-from wardround.errors import RunFailed, SiteFailed
+from wardround.errors import BadInput, RunFailed, SiteFailed
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.inprocess import step_together
 from wardround.learn.device import Device
@@ -26,8 +26,8 @@ from wardround.learn.predictor import Member, Predictor
 from wardround.learn.side_by_side import Outcome, train_many
 from wardround.learn.store import FitStore
 from wardround.measure import Tally, tally
-from wardround.methods.base import Context, Method
-from wardround.methods.registry import make
+from wardround.methods.base import Context, Method, Work
+from wardround.methods.registry import make, own_settings
 from wardround.methods.state import State
 from wardround.progress import NO_PROGRESS
 from wardround.settings import overlay, validate
@@ -38,26 +38,35 @@ Change = Callable[[Site], Site]
 
 @dataclass
 class Cell:
-    """Sites that have been trained, and what they answer under `consult`."""
+    """Sites that have been trained, and what they answer under `consult`: all that any one-shot method asks for.
+
+    `own` are the methods' own settings by name, as a preset has them.
+    """
 
     study: Study
     data: Federation
     device: Device
     fits: FitStore
+    own: Mapping[str, Any] = field(default_factory=dict)
     answers: dict[str, Bundle] = field(default_factory=dict)
     # Of each network on the test images. Networks are held, so that their tensors' addresses stay their own.
     said: dict[tuple[object, ...], tuple[Member, Tensor]] = field(default_factory=dict)
 
-    def context(self, method: str) -> Context:
+    def make(self, method: str, **changed: Any) -> Method:
+        """A method under the preset, with some of its settings changed."""
+        return make(method, {**own_settings(self.own, method), **changed})
+
+    def context(self, method: Method) -> Context:
         """What a method's questions come with."""
-        study = self.study.with_method(method, make(method, {}).settings.model_dump(mode="json"))
+        study = self.study.with_method(method.name, method.settings.model_dump(mode="json"))
         return Context(study, 0, self.device, self._fitted)
 
     def train(self, sites: Sequence[Site]) -> dict[str, Bundle]:
         """What these sites send: model, size and exact counts. Trained side by side, or out of the store."""
-        ctx, method = self.context("consult"), make("consult", {})
+        method = self.make("consult")
+        ctx = self.context(method)
         works = {site.name: method.answer(ctx, site, ctx.bundle("request", site.name, {}), State()) for site in sites}
-        found = step_together(works, self._outcomes)
+        found = step_together(works, self.outcomes)
         for outcome in found.values():
             if isinstance(outcome, SiteFailed):
                 raise RunFailed(str(outcome))
@@ -65,12 +74,19 @@ class Cell:
 
     def shared(self, name: str, answers: Mapping[str, Bundle]) -> tuple[Context, Method, State, Predictor]:
         """A method's shared predictor from these answers."""
-        ctx, method = self.context(name), make(name, {})
+        method = self.make(name)
+        ctx = self.context(method)
         *_, state = method.absorb(ctx, State(), answers)
-        predictor = method.predictor(ctx, state)
-        if predictor is None:
-            raise RunFailed(f"{name} has no shared predictor")
-        return ctx, method, state, predictor
+        return ctx, method, state, shared_predictor(method, ctx, state)
+
+    def personal(self, works: Mapping[str, Work[Predictor]]) -> dict[str, Predictor]:
+        """What sites deploy, their training done side by side."""
+        found = {}
+        for name, predictor in step_together(works, self.outcomes).items():
+            if isinstance(predictor, SiteFailed):
+                raise RunFailed(str(predictor))
+            found[name] = predictor
+        return found
 
     def scores(self, predictor: Predictor) -> Tensor:
         """On the test images; each network is run once, whoever asks."""
@@ -87,7 +103,12 @@ class Cell:
         """Its right answers on the test images."""
         return tally(self.scores(predictor), self.data.test.labels.cpu(), len(self.data.classes))
 
-    def _outcomes(self, fits: list[Fit]) -> list[Outcome]:
+    def forget(self) -> None:
+        """Let go of the networks that have been tested."""
+        self.said.clear()
+
+    def outcomes(self, fits: list[Fit]) -> list[Outcome]:
+        """Trained side by side, or out of the store."""
         keys = [fit.key() or "" for fit in fits]
         stored = {key: found for key in keys if key and (found := self.fits.get(key)) is not None}
         todo = [i for i, key in enumerate(keys) if key not in stored]
@@ -98,10 +119,18 @@ class Cell:
         return [new[i] if i in new else stored[key] for i, key in enumerate(keys)]
 
     def _fitted(self, fits: list[Fit]) -> list[Fitted]:
-        found = self._outcomes(fits)
+        found = self.outcomes(fits)
         if any(isinstance(outcome, SiteFailed) for outcome in found):
             raise RunFailed(str(next(outcome for outcome in found if isinstance(outcome, SiteFailed))))
         return [outcome for outcome in found if isinstance(outcome, Fitted)]
+
+
+def shared_predictor(method: Method, ctx: Context, state: State) -> Predictor:
+    """What all sites share; a method without it is refused."""
+    predictor = method.predictor(ctx, state)
+    if predictor is None:
+        raise BadInput(f"{method.name} ends with no predictor that all sites share; choose another method")
+    return predictor
 
 
 def open_cell(
@@ -113,7 +142,7 @@ def open_cell(
     settings = validate(overlay(common, {"method": "consult", "seed": seed, "data": place}))
     prepared = run.prepare(settings, [("consult", {})], NO_PROGRESS)
     data = _moved(prepared.federation, prepared.device, change)
-    cell = Cell(prepared.study, data, prepared.device, FitStore(work / "fits"))
+    cell = Cell(prepared.study, data, prepared.device, FitStore(work / "fits"), tree.get("set", {}))
     cell.answers = cell.train(data.sites)
     return cell
 

@@ -1,4 +1,4 @@
-"""What the experiments with `consult` have in common: their options, and a file of cells that grows cell by cell."""
+"""What experiments on cells of trained sites share: their options, and a file of cells that grows cell by cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from common import keep, machine, told
-from consult_cells import Cell, open_cell
+from trained_cells import Cell, open_cell
 from wardround.data.federation import Site
 from wardround.errors import BadInput
 from wardround.learn.device import find_device, one_thread_per_worker

@@ -1,0 +1,154 @@
+"""What FedBiCross leaves open, read in other ways: what each reading gains, on the same site models.
+
+The paper is silent on what of its models' answers is clustered, how fast cross-cluster weights move, how many classes a
+cluster's images are drawn for, and much of Stage 3 (`fedbicross.py` lists it). A reading of Stages 1 and 2 costs half a
+minute on a GPU, one of Stage 3 a few seconds; so each of the former is worked out once, and sites make of the result
+what each of the latter says. Everything else is as in the preset. A cell and a reading are kept in `--out` when they
+are done and are not done again; trained models wait in `--work`. `--page` puts the table into a page.
+
+    python benchmarks/fedbicross_readings.py bloodmnist.npz --preset fast --alphas 0.1 --out fedbicross_readings.json
+    python benchmarks/fedbicross_readings.py --table --out fedbicross_readings.json --page docs/oneshot.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pages
+from experiments import Experiment, Rows, add_options, main_of
+from one_shot_summary import NONE
+from trained_cells import Cell
+from wardround.learn.predictor import Predictor, single
+from wardround.methods.base import join_groups
+from wardround.methods.fedbicross import OWN
+from wardround.methods.state import State
+from wardround.papers.results import read_results
+from wardround.papers.summaries import cells
+
+NAME = "fedbicross_readings"
+METHOD = "fedbicross"
+FOUR = {"clusters": 4, "probe": "logits"}  # the paper's K at alpha 0.1; many softmax answers to noise are one point
+READINGS: dict[str, dict[str, Any]] = {  # of Stages 1 and 2
+    "as in the preset": {},
+    "clustered by logits": {"probe": "logits"},
+    "K = 4 by logits": FOUR,
+    "K = 4 by logits, η_w = 0.05": {**FOUR, "eta_w": 0.05},
+    "K = 4 by logits, η_w = 0.05, targets by shares": {**FOUR, "eta_w": 0.05, "targets": "shares"},
+    "targets by shares": {"targets": "shares"},
+    "known targets": {"targets": "known"},
+    "from a member": {"begin": "member"},
+    "learning at every step": {"inner": "all"},
+    "16 trajectories": {"trajectories": 16},
+}
+PERSONAL: dict[str, dict[str, Any]] = {  # of Stage 3
+    "none": {"personal": False},
+    "none, statistics of made images": {"personal": False, "recalibrate": "synthetic"},
+    "as in the preset": {},
+    "τ = 20": {"personal_temperature": 20.0},
+    "γ = 2": {"gamma": 2.0},
+    "5 epochs": {"personal_epochs": 5},
+}
+FIGURES = {
+    "local": "what sites deploy, on their local tests, averaged over sites",
+    "global": "the same on the global test",
+    "own_local": "each site's own model, on its local test, averaged over sites",
+    "own_global": "the same on the global test",
+    "ensemble_global": "the mean of all models' logits, on the global test",
+}
+PLACE = ("set", "alpha", "reading", "personal")
+
+
+def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One reading of Stages 1 and 2, and all of Stage 3 on it."""
+    reading = READINGS[place["reading"]]
+    method = cell.make(METHOD, **reading)
+    ctx = cell.context(method)
+    *_, state = method.absorb(ctx, State(), cell.answers)
+    bars, clusters = _bars(cell), state.facts["clusters"]
+    memories = {site: State({OWN: join_groups(answer)}) for site, answer in cell.answers.items()}
+    for name, changed in PERSONAL.items():
+        made = cell.make(METHOD, **reading, **changed)
+        home = made.deliver(ctx, state)
+        works = {s.name: made.personal(ctx, s, home[s.name], memories[s.name]) for s in cell.data.sites}
+        figures = dict(zip(("local", "global"), _accuracies(cell, cell.personal(works)), strict=True))
+        rounded = {key: round(value, 6) for key, value in {**figures, **bars}.items()}
+        yield {**place, "personal": name, "clusters": clusters, "figures": rounded}
+
+
+def _accuracies(cell: Cell, deployed: Mapping[str, Predictor]) -> tuple[float, float]:
+    """Local and global, averaged over sites."""
+    tallies = [(site, cell.tally(deployed[site.name])) for site in cell.data.sites]
+    cell.forget()
+    local = mean(found.accuracy(site.test.class_weights) for site, found in tallies)
+    return local, mean(found.accuracy() for _, found in tallies)
+
+
+def _bars(cell: Cell) -> dict[str, float]:
+    """What needs no FedBiCross."""
+    alone = {name: single(cell.study.spec(name), join_groups(answer)) for name, answer in cell.answers.items()}
+    local, everywhere = _accuracies(cell, alone)
+    *_, panel = cell.shared("ensemble", cell.answers)
+    return {"own_local": local, "own_global": everywhere, "ensemble_global": cell.tally(panel).accuracy()}
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+def summarise(rows: Rows) -> list[dict[str, Any]]:
+    """Means over seeds; how far below the sites' own models at home, and how much of the way to the ensemble is won."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in PLACE), []).append(row)
+    summary = []
+    for key, found in groups.items():
+        means = {name: mean(row["figures"][name] for row in found) for name in FIGURES}
+        way = means["ensemble_global"] - means["own_global"]
+        won = (means["global"] - means["own_global"]) / way if way > 0 else None
+        head = dict(zip(PLACE, key, strict=True))
+        counts = sorted({len(row["clusters"]) for row in found})
+        seeds = sorted(row["seed"] for row in found)
+        summary.append({**head, "seeds": seeds, "clusters": counts, "mean": means, "won": won})
+    return summary
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """One line for each set, alpha and pair of readings, in percent."""
+    head = ["set", "α", "Stages 1 and 2", "K", "Stage 3", "seeds", "local", "below `local`", "global", "won"]
+    lines = [cells(head), cells(["---"] * len(head))]
+    for row in record["summary"]:
+        values, won = row["mean"], NONE if row["won"] is None else f"{row['won']:.0%}"
+        below = values["own_local"] - values["local"]
+        figures = [f"{100 * value:.1f}" for value in (values["local"], below, values["global"])]
+        count = " to ".join(map(str, dict.fromkeys((row["clusters"][0], row["clusters"][-1]))))
+        words = [row["set"], f"{row['alpha']:g}", row["reading"], count, row["personal"], str(len(row["seeds"]))]
+        lines.append(cells([*words, *figures, won]))
+    return "\n".join(lines)
+
+
+EXPERIMENT = Experiment(
+    *(NAME, FIGURES, entries, summarise, markdown),
+    parts=lambda options: [{"reading": name} for name in options.readings],
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what is left, print the table, and fill the page where one is named."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add_options(parser, NAME)
+    parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS), metavar="READING")
+    parser.add_argument("--page", type=Path, help="a page with this script's marks, for the table")
+    options = parser.parse_args(arguments)
+    code = main_of(EXPERIMENT, options)
+    if code or options.page is None:
+        return code
+    record = read_results(options.out, NAME, ("summary",))
+    return pages.fill(options.page, {"fedbicross_readings.py": markdown(record)})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

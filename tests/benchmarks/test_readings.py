@@ -1,0 +1,127 @@
+"""Experiments on the same site models: readings of FedBiCross with exact summaries, and bf16 beside fp32."""
+
+import importlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PRESET = """
+[set.fedbicross]
+trajectories = 1
+steps = 4
+samples = 2
+batch = 12
+probes = 8
+personal_epochs = 1
+[set.fedisca]
+epochs = 1
+steps = 3
+batch = 12
+"""
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[Any]:
+    """The scripts' modules, which find one another beside themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        names = {"readings": "fedbicross_readings", "precision": "synthesis_precision"}
+        yield SimpleNamespace(**{short: importlib.import_module(name) for short, name in names.items()})
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Three classes of eight-pixel images that tell by their brightness, three sites, a narrow network."""
+    folder, draw, arrays = tmp_path_factory.mktemp("data"), np.random.default_rng(0), {}
+    for part, n in (("train", 240), ("val", 30), ("test", 60)):
+        labels = np.arange(n) % 3
+        pixels = draw.integers(0, 60, (n, 8, 8, 3)) + 80 * labels.reshape(-1, 1, 1, 1)
+        arrays |= {f"{part}_images": pixels.astype(np.uint8), f"{part}_labels": labels.reshape(-1, 1)}
+    np.savez(folder / "blobs.npz", **arrays)
+    (folder / "tiny.toml").write_text(PRESET)
+    where = [str(folder / "blobs.npz"), "--preset", str(folder / "tiny.toml"), "--work", str(folder / "work")]
+    return [*where, "--smoke", "--device", "cpu", "--seeds", "0", "--alphas", "0.5", "--sites", "3"]
+
+
+def test_a_reading_is_worked_out_once_for_all_of_stage_three(
+    scripts: Any, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, page = tmp_path / "out.json", tmp_path / "page.md"
+    page.write_text("before\n<!-- figures: fedbicross_readings.py -->\n<!-- end of figures -->\nafter\n")
+    arguments = [*options, "--out", str(out), "--readings", "as in the preset", "targets by shares"]
+    assert scripts.readings.main([*arguments, "--page", str(page)]) == 0
+    rows = json.loads(out.read_text())["entries"]
+    assert [(row["reading"], row["personal"]) for row in rows] == [
+        (reading, personal)
+        for reading in ("as in the preset", "targets by shares")
+        for personal in scripts.readings.PERSONAL
+    ]
+    bars = {tuple(row["figures"][key] for key in ("own_local", "own_global", "ensemble_global")) for row in rows}
+    assert len(bars) == 1  # the same site models
+    by = {row["personal"]: row["figures"]["local"] for row in rows if row["reading"] == "as in the preset"}
+    assert by["none"] < by["as in the preset"]  # three steps train nothing, an epoch on these images all
+    assert "targets by shares" in page.read_text()
+    assert page.read_text().endswith("after\n")
+
+    before = out.stat().st_mtime_ns
+    assert scripts.readings.main(arguments) == 0  # done: nothing is done again
+    assert out.stat().st_mtime_ns == before
+    assert "| targets by shares |" in capsys.readouterr().out
+
+
+def test_what_is_won_by_hand(scripts: Any) -> None:
+    """Seeds of 0.4 and 0.6 on the way from 0.3 to 0.8 are 40 %; where the ensemble is no better there is no way."""
+
+    def row(seed: int, everywhere: float, panel: float, alpha: float, clusters: int) -> dict[str, Any]:
+        figures = {"local": 0.95, "global": everywhere, "own_local": 0.97, "own_global": 0.3, "ensemble_global": panel}
+        place = {"set": "blood", "alpha": alpha, "seed": seed, "reading": "r", "personal": "p"}
+        return {**place, "clusters": [["a"]] * clusters, "figures": figures}
+
+    rows = [row(0, 0.4, 0.8, 0.1, 2), row(1, 0.6, 0.8, 0.1, 4), row(0, 0.4, 0.3, 0.5, 3)]
+    found = scripts.readings.summarise(rows)
+    assert found[0]["won"] == pytest.approx(0.4)
+    assert found[1]["won"] is None
+    lines = scripts.readings.markdown({"summary": found}).splitlines()
+    assert lines[2] == "| blood | 0.1 | r | 2 to 4 | p | 2 | 95.0 | 2.0 | 50.0 | 40% |"
+    assert lines[3] == "| blood | 0.5 | r | 3 | p | 1 | 95.0 | 2.0 | 40.0 | – |"
+
+
+def test_the_page_has_the_figures_of_the_results(scripts: Any, tmp_path: Path) -> None:
+    """Fails when results are new; then run the script with --table --page docs/oneshot.md."""
+    results = ROOT / "papers" / "fedbicross_readings.json"
+    if not results.exists():
+        assert "fedbicross_readings.py -->\nNot run yet.\n" in (ROOT / "docs" / "oneshot.md").read_text()
+        return
+    shutil.copy(ROOT / "docs" / "oneshot.md", tmp_path)
+    assert scripts.readings.main(["--table", "--out", str(results), "--page", str(tmp_path / "oneshot.md")]) == 0
+    assert (tmp_path / "oneshot.md").read_bytes() == (ROOT / "docs" / "oneshot.md").read_bytes()
+
+
+def test_both_precisions_work_on_the_same_models(
+    scripts: Any, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    assert scripts.precision.main([*options, "--out", str(out)]) == 0
+    rows = json.loads(out.read_text())["entries"]
+    assert [(row["method"], row["precision"]) for row in rows] == [("fedisca", "bf16"), ("fedisca", "fp32")]
+    assert "| fedisca | 1 |" in capsys.readouterr().out
+
+
+def test_what_bf16_costs_by_hand(scripts: Any) -> None:
+    def row(seed: int, precision: str, accuracy: float, seconds: float) -> dict[str, Any]:
+        figures = {"accuracy": accuracy, "seconds": seconds}
+        return {"seed": seed, "method": "fedisca", "precision": precision, "figures": figures}
+
+    rows = [row(0, "bf16", 0.8, 10), row(0, "fp32", 0.79, 20), row(1, "bf16", 0.7, 10), row(1, "fp32", 0.73, 30)]
+    (found,) = scripts.precision.summarise(rows)
+    assert found["gain"] == pytest.approx(-1.0)
+    assert found["standard_deviation"] == pytest.approx(8**0.5)
+    last = scripts.precision.markdown({"summary": [found]}).splitlines()[-1]
+    assert last == "| fedisca | 2 | 75.0 | 76.0 | -1.0 ± 2.8 | 2.5 |"
