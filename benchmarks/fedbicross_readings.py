@@ -78,6 +78,7 @@ def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -
         figures = dict(zip(("local", "global"), _accuracies(cell, cell.personal(works)), strict=True))
         rounded = {key: round(value, 6) for key, value in {**figures, **bars}.items()}
         yield {**place, "personal": name, "clusters": clusters, "figures": rounded}
+    cell.device.release()
 
 
 def _accuracies(cell: Cell, deployed: Mapping[str, Predictor]) -> tuple[float, float]:
