@@ -24,7 +24,9 @@ SLOPE = 4.0  # how steeply a class's share rises with the standardised sum of it
 def plausible(counts: Tensor) -> Tensor:
     """Counts (sites, classes) with no site's total above `MOST` times the median of the others'.
 
-    A site that tells of no image at all, as coarse bins make of a small one, says nothing about the others.
+    Of an even number of others it is the upper one of the two: with sites of 33, 10, 4476, 1632 and 1060 images the
+    lower would make 99 of each of the three that know most. A site that tells of no image at all, as coarse bins make
+    of a small one, says nothing about the others.
     """
     totals = counts.sum(dim=1)
     some = torch.nonzero(totals > 0).flatten().tolist()
@@ -32,7 +34,8 @@ def plausible(counts: Tensor) -> Tensor:
         return counts
     limits = totals.clone()
     for k in some:
-        limits[k] = MOST * totals[[j for j in some if j != k]].median()
+        others = totals[[j for j in some if j != k]].sort().values
+        limits[k] = MOST * others[len(others) // 2]
     return counts * (limits / totals.clamp_min(1)).clamp(max=1).unsqueeze(1)
 
 
