@@ -113,7 +113,7 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 EXPERIMENT = Experiment(
-    *(NAME, FIGURES, entries, summarise, markdown),
+    *(NAME, FIGURES, METHODS, entries, summarise, markdown),
     parts=lambda options: [{"class": number} for number in options.classes],
     change=without,
 )

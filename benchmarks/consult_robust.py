@@ -177,7 +177,7 @@ def _figures(found: Mapping[str, float]) -> str:
     return f"{local:.1f} / {everywhere:.1f} ({shared:.1f})"
 
 
-EXPERIMENT = Experiment(NAME, FIGURES, lambda cell, place, options: entries(cell, place), summarise, markdown)
+EXPERIMENT = Experiment(NAME, FIGURES, METHODS, lambda cell, place, options: entries(cell, place), summarise, markdown)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from trained_cells import Cell, open_cell
 from wardround.data.federation import Site
 from wardround.errors import BadInput
 from wardround.learn.device import find_device, one_thread_per_worker
+from wardround.methods.registry import make, own_settings
 from wardround.papers.one_shot import header, study_tree
 from wardround.papers.results import read_results
 
@@ -27,7 +28,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Experiment:
-    """A name, what its figures mean, the rows of one cell, and what all rows come to.
+    """A name, what its figures mean, the methods that it asks, the rows of one cell, and what all rows come to.
 
     `parts` names the parts of a cell that train on their own and are kept on their own, and `change` what each does to
     a site before it trains.
@@ -35,6 +36,7 @@ class Experiment:
 
     name: str
     figures: Mapping[str, str]
+    methods: Sequence[str]
     rows: Callable[[Cell, Mapping[str, Any], argparse.Namespace], Iterable[dict[str, Any]]]
     summarise: Callable[[Rows], list[dict[str, Any]]]
     markdown: Callable[[Mapping[str, Any]], str]
@@ -80,10 +82,10 @@ def _work(experiment: Experiment, options: argparse.Namespace, record: dict[str,
     precision = "bf16" if find_device(options.device).is_cuda else "fp32"
     flags = {"device": options.device, "data": {"sites": options.sites}, **(SMOKE if options.smoke else {})}
     tree = study_tree(options.preset, flags, precision)
-    study = header(tree)
-    if record.get("study", study) != study:
+    head = {"study": header(tree), "methods": {name: _settings(tree, name) for name in experiment.methods}}
+    if any(record.get(key, value) != value for key, value in head.items()):
         raise BadInput(f"{options.out} holds results of other settings; use another --out")
-    record |= {"benchmark": experiment.name, "study": study, "measures": dict(experiment.figures), "machine": machine()}
+    record |= {"benchmark": experiment.name, **head, "measures": dict(experiment.figures), "machine": machine()}
     for key in ("cells", "entries", "summary"):
         record.setdefault(key, [])
     with tempfile.TemporaryDirectory() as folder, one_thread_per_worker():
@@ -100,6 +102,12 @@ def _work(experiment: Experiment, options: argparse.Namespace, record: dict[str,
             keep(options.out, record)
             print(f"{time.monotonic() - began:.0f} s: {place}", flush=True)
     print(experiment.markdown(record))
+
+
+def _settings(tree: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """A method's own settings in full, as a results file has them."""
+    found: dict[str, Any] = make(method, own_settings(tree.get("set", {}), method)).settings.model_dump(mode="json")
+    return found
 
 
 def _places(

@@ -132,7 +132,7 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 EXPERIMENT = Experiment(
-    *(NAME, FIGURES, entries, summarise, markdown),
+    *(NAME, FIGURES, (METHOD,), entries, summarise, markdown),
     parts=lambda options: [{"reading": name} for name in options.readings],
 )
 

@@ -91,7 +91,7 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 EXPERIMENT = Experiment(
-    *(NAME, FIGURES, entries, summarise, markdown), parts=lambda options: [{"method": options.method}]
+    *(NAME, FIGURES, METHODS, entries, summarise, markdown), parts=lambda options: [{"method": options.method}]
 )
 
 

@@ -66,7 +66,7 @@ class Cell:
         method = self.make("consult")
         ctx = self.context(method)
         works = {site.name: method.answer(ctx, site, ctx.bundle("request", site.name, {}), State()) for site in sites}
-        found = step_together(works, self.outcomes)
+        found = step_together(works, self._outcomes)
         for outcome in found.values():
             if isinstance(outcome, SiteFailed):
                 raise RunFailed(str(outcome))
@@ -82,7 +82,7 @@ class Cell:
     def personal(self, works: Mapping[str, Work[Predictor]]) -> dict[str, Predictor]:
         """What sites deploy, their training done side by side."""
         found = {}
-        for name, predictor in step_together(works, self.outcomes).items():
+        for name, predictor in step_together(works, self._outcomes).items():
             if isinstance(predictor, SiteFailed):
                 raise RunFailed(str(predictor))
             found[name] = predictor
@@ -107,8 +107,7 @@ class Cell:
         """Let go of the networks that have been tested."""
         self.said.clear()
 
-    def outcomes(self, fits: list[Fit]) -> list[Outcome]:
-        """Trained side by side, or out of the store."""
+    def _outcomes(self, fits: list[Fit]) -> list[Outcome]:
         keys = [fit.key() or "" for fit in fits]
         stored = {key: found for key in keys if key and (found := self.fits.get(key)) is not None}
         todo = [i for i, key in enumerate(keys) if key not in stored]
@@ -119,7 +118,7 @@ class Cell:
         return [new[i] if i in new else stored[key] for i, key in enumerate(keys)]
 
     def _fitted(self, fits: list[Fit]) -> list[Fitted]:
-        found = self.outcomes(fits)
+        found = self._outcomes(fits)
         if any(isinstance(outcome, SiteFailed) for outcome in found):
             raise RunFailed(str(next(outcome for outcome in found if isinstance(outcome, SiteFailed))))
         return [outcome for outcome in found if isinstance(outcome, Fitted)]

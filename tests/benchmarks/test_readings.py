@@ -75,6 +75,11 @@ def test_a_reading_is_worked_out_once_for_all_of_stage_three(
     assert out.stat().st_mtime_ns == before
     assert "| targets by shares |" in capsys.readouterr().out
 
+    other = tmp_path / "other.toml"  # the preset means something else now
+    other.write_text(PRESET.replace("trajectories = 1", "trajectories = 2"))
+    assert scripts.readings.main([*arguments, "--preset", str(other)]) == 2
+    assert "holds results of other settings" in capsys.readouterr().err
+
 
 def test_what_is_won_by_hand(scripts: Any) -> None:
     """Seeds of 0.4 and 0.6 on the way from 0.3 to 0.8 are 40 %; where the ensemble is no better there is no way."""

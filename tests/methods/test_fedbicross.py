@@ -414,11 +414,12 @@ def test_fewer_clusters_than_asked_for_are_told(three: Three) -> None:
     notes: list[str] = []
     same = {first: answers[first], second: replace(answers[first], envelope=answers[second].envelope)}
     told = replace(ctx, note=notes.append)
-    for k in (2, 3):
-        state = next(method(clusters=k, steps=3).absorb(told, State(), {**same, third: answers[third]}))
+    for own in ({"clusters": 2}, {"clusters": 3}, {"clusters": 3, "clustering": "parameters"}):
+        state = next(method(**own, steps=3).absorb(told, State(), {**same, third: answers[third]}))
         assert sorted(state.facts["clusters"]) == [[first, second], [third]]
-    (note,) = notes
-    assert note.startswith("3 clusters were asked for, but only 2 models differ")
+    by_answers, by_parameters = notes
+    assert by_answers.startswith("3 clusters were asked for, but only 2 models differ in their softmax answers")
+    assert by_parameters.endswith("only 2 models differ by parameters")
 
 
 def test_two_sites_are_one_cluster(tmp_path: Path) -> None:

@@ -202,10 +202,7 @@ class FedBiCross(OneShot):
         ]
         ctx.progress.say(f"{self.name}: {found.count} clusters: {' | '.join(', '.join(names) for names in sites)}")
         if found.count < s.clusters:
-            ctx.note(
-                f"{s.clusters} clusters were asked for, but only {found.count} models differ in what is compared; "
-                'answers to noise differ more as logits (probe = "logits")'
-            )
+            ctx.note(f"{s.clusters} clusters were asked for, but only {found.count} models differ{self._as_compared()}")
         cross = torch.full((found.count, found.count), 1 / found.count, dtype=torch.float64)
         if s.cross == "intra":
             cross = torch.eye(found.count, dtype=torch.float64)
@@ -227,6 +224,13 @@ class FedBiCross(OneShot):
         if s.clustering != "subspaces":  # there a point is a row of angles already
             facts["similarity"] = {"sites": [*members], "of": s.clustering, "values": _alike(torch.from_numpy(points))}
         return State({CROSS: {"weights": cross}}, facts)
+
+    def _as_compared(self) -> str:
+        """In what models may be the same to a clustering; many are certain of one class of noise."""
+        s = self.settings
+        if s.clustering in ("predictions", "hierarchical") and s.probe == "softmax":
+            return ' in their softmax answers to noise; probe = "logits" may tell more apart'
+        return f" by {s.clustering}"
 
     def rate(self, number: int) -> float:
         """η_G in a trajectory: a tenth after half of them and a hundredth after three quarters, or along a cosine."""
