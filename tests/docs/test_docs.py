@@ -260,6 +260,10 @@ def test_the_readme_quotes_the_benchmarks_results() -> None:
         seconds, whole = sum(parts.values()), sum(plain.values()) / 2
         assert f"{whole:.1f} s" in speed
         assert f"{seconds:.1f} s ({whole / seconds:.1f} times)" in speed
+    precision = json.loads(text_of("benchmarks/results/synthesis_precision.json"))["entries"]
+    for kind in ("bf16", "fp32"):
+        accuracies = [100 * row["figures"]["accuracy"] for row in precision if row["precision"] == kind]
+        assert " and ".join(f"{value:.1f}" for value in accuracies) + " %" in speed
     exchange = json.loads(text_of("benchmarks/results/exchange_overhead.json"))
     assert f"{1000 * exchange['exchange_s']:.0f} ms, and {1000 * exchange['checkpoint_s']:.0f} ms" in speed
     assert f"{json.loads(text_of('benchmarks/results/fedavg_cpu.json'))['ratio']:.2f} times" in speed
