@@ -17,9 +17,11 @@ from wardround.data.federation import Federation
 from wardround.errors import BadInput
 from wardround.exchange.bundle import Bundle
 from wardround.learn.fit import Fit
-from wardround.learn.predictor import Member, Predictor
+from wardround.learn.pixels import normalise
+from wardround.learn.predictor import Member, Predictor, single
+from wardround.methods import consult_distilled
 from wardround.methods.base import Context, join_groups
-from wardround.methods.consult_distilled import OWN, SYNTHETIC, ConsultDistilled, _AtWork
+from wardround.methods.consult_distilled import OWN, SYNTHETIC, ConsultDistilled, _AtWork, evenly
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.methods.trust import log_shares
@@ -427,6 +429,66 @@ def test_no_fine_tune_where_the_prior_is_fixed_or_nothing_is_replayed(own: dict[
     work = of.personal(ctx, data.sites[0], home(ctx, of, constant(ctx, 0), of.settings.replayed), memories["site-1"])
     with pytest.raises(StopIteration):
         next(work)
+
+
+# Statistics taken anew at the site ------------------------------------------------------------------------------------
+
+
+def test_as_many_of_every_class_that_is_marked_and_there() -> None:
+    labels = torch.tensor([0, 0, 1, 3, 3, 3])
+    places = evenly(labels, torch.tensor([True, False, True, True]), 4, torch.Generator().manual_seed(0))
+    assert labels[places].tolist() == [0, 0, 0, 0, 3, 3, 3, 3]
+    assert len(evenly(labels, torch.tensor([False, False, True, False]), 4, torch.Generator())) == 0
+
+
+def test_statistics_are_of_the_sites_images_and_of_made_ones_of_what_it_has_not_seen(
+    sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four images of each of two classes, of which three are enough to be the site's own; made images are grey."""
+    data, ctx, _, _ = sent
+    monkeypatch.setattr(consult_distilled, "SEEN", 3)
+    monkeypatch.setattr(consult_distilled, "EACH", 2)
+    site, shown = data.sites[0], []
+    assert site.train.counts().tolist()[2:] == [0, 0]
+    monkeypatch.setattr(
+        consult_distilled, "retaken", lambda _spec, weights, batches, *_: shown.extend(batches) or weights
+    )
+    of = method()
+    images = torch.stack([torch.full((3, 8, 8), 10 * c, dtype=torch.uint8) for c in (0, 1, 2, 2, 3)])
+    pictures = {"images": images, "labels": torch.tensor([0, 1, 2, 2, 3])}
+    weights = ctx.study.fresh_weights(ctx.study.student_spec, "x")
+    delivered = of.deliver(ctx, State({"student": weights, SYNTHETIC: pictures}))["site-1"]
+    found = of._at_home(ctx, site, single(ctx.study.student_spec, weights), delivered)
+    assert found is not None
+    (batch,) = shown
+    greys = [normalise(image.unsqueeze(0))[0] for image in images]
+    assert [sum(torch.equal(image, grey) for image in batch) for grey in greys] == [0, 0, 2, 2, 2]  # 2 and 2 are one
+    own = normalise(site.train.images)
+    for klass in (0, 1):
+        assert sum(any(torch.equal(image, real) for real in own[site.train.labels == klass]) for image in batch) == 2
+
+
+@pytest.mark.parametrize(("own", "n"), [({"retake": False}, 5), ({"replayed": 0}, 0)])
+def test_statistics_stay_as_they_came(own: dict[str, Any], n: int, sent: Sent) -> None:
+    data, ctx, _, _ = sent
+    of, weights = method(**own), ctx.study.fresh_weights(ctx.study.student_spec, "x")
+    came = single(ctx.study.student_spec, weights)
+    assert of._at_home(ctx, data.sites[0], came, home(ctx, of, weights, n)) is None
+
+
+def test_the_form_of_the_student_that_needs_less_of_the_prior_is_taken(sent: Sent) -> None:
+    """With t fixed it is the one with new statistics; without, what a site's images say."""
+    data, base, _, _ = sent
+    notes: list[str] = []
+    ctx = replace(base, note=notes.append)
+    weights = ctx.study.fresh_weights(ctx.study.student_spec, "x")
+    for of in (method(prior=0.0), method(prior=0.0, retake=False)):
+        found = drive(ctx, of.personal(ctx, data.sites[0], home(ctx, of, weights), State()))
+        differ = [name for name, tensor in found.members[0].weights.items() if not torch.equal(tensor, weights[name])]
+        assert bool(differ) == of.settings.retake
+        assert all("running" in name or "tracked" in name for name in differ)
+    assert notes[0].startswith("site-1 takes the shared predictor, its batch-norm statistics taken anew, as set (")
+    assert notes[1].startswith("site-1 takes the shared predictor as it is, as set (")
 
 
 # Whole runs -----------------------------------------------------------------------------------------------------------

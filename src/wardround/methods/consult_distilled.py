@@ -12,13 +12,16 @@ model sees (`synthesis/features.py`). It begins as one of the models, which has 
 from epoch to epoch; the student's learning rate falls along a cosine, and what goes home is the mean of the students of
 the last epochs (`averaged` is their share): each has learned from images a little different.
 
-At the site, as with `consult`: the site's prior, tempered, its validation images the judge, its own model the bar. What
-the panel expects of all sites together the student has learned, so it stays, and the site's prior comes on top.
-Where it does better there, the network is fine-tuned: `tune_epochs` over the site's images and `replayed` synthetic
-ones with the panel's answers, which came home with it, so that what others have seen is not forgotten.
+At the site the student meets real images for the first time. It is offered with batch-norm statistics taken anew: of
+the classes that the site has seen from its own images, of the others from made ones, equally many of each (`retake`);
+and as it came. Then as with `consult`: the site's prior, tempered, its validation images the judge, its own model the
+bar. What the panel expects of all sites together the student has learned, so it stays, and the site's prior comes on
+top. Where it does better there, the network is fine-tuned: `tune_epochs` over the site's images and `replayed`
+synthetic ones with the panel's answers, which came home with it, so that what others have seen is not forgotten.
 
 What leaks: the synthetic images go to every site. They are made from all models and resemble their training images as
-far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none. The student
+far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none, and
+statistics stay as they came. The student
 descends from one site's model, so what that remembers of its images may be left in it; `begin = "random"` avoids it.
 """
 
@@ -42,8 +45,10 @@ from wardround.exchange.payload import Group, Payload
 from wardround.learn import nets
 from wardround.learn.fit import Fit
 from wardround.learn.pairs import harmonic
+from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member, Predictor, single
 from wardround.learn.replay import Replay, each
+from wardround.learn.statistics import retaken
 from wardround.methods.base import Answer, Context, Work, join_groups
 from wardround.methods.class_ensemble import trained_on
 from wardround.methods.consult import ConsultSettings, counts_group, panel_of, seen_by_sites, told
@@ -65,6 +70,8 @@ from wardround.synthesis.pool import cropped, draw_crops
 from wardround.synthesis.student import Student, distillation
 
 GENERATOR, FEATURES, SUM, SYNTHETIC, OWN = "generator", "features", "sum", "synthetic", "own"
+SEEN, EACH, STATISTICS_BATCH = 5, 128, 256  # images from which on a class is the site's own; of each class; in a batch
+RETAKEN = ", its batch-norm statistics taken anew,"
 NAMED = 3.0  # how loud a code says its class: of normal numbers beside it, few are as large
 
 
@@ -94,6 +101,7 @@ class ConsultDistilled(Distilled):
         weight_decay: NotNegative = 5e-4
         averaged: Annotated[float, Field(ge=0, le=1)] = 0.25  # of the epochs, those at the end; 0: the last one alone
         replayed: Annotated[int, Field(ge=0)] = 512  # synthetic images that go home
+        retake: bool = True  # batch-norm statistics at the site
         tune_epochs: Count = 5
         tune_lr: Positive = 2e-3
 
@@ -172,7 +180,9 @@ class ConsultDistilled(Distilled):
 
     def personal(self, ctx: Context, site: Site, delivered: Bundle, memory: State) -> Work[Predictor]:
         """The student with the site's prior, or fine-tuned, or the site's own model: what its own images say."""
-        shared = single(ctx.study.student_spec, join_groups(delivered))
+        came = single(ctx.study.student_spec, join_groups(delivered))
+        at_home = self._at_home(ctx, site, came, delivered)
+        shared = at_home or came
         judge = Judge(site, self.settings.prior, self.settings.calibrate)
         if len(site.val) == 0:
             predictor, words = judge.unjudged(shared)
@@ -181,8 +191,9 @@ class ConsultDistilled(Distilled):
         labels = site.val.labels.cpu()
         own = Member(ctx.study.spec(site.name), dict(memory.groups[OWN])) if OWN in memory.groups else None
         bar = None if own is None else (own, logits_of(ctx, own, site.val.images))
-        scores = logits_of(ctx, shared.members[0], site.val.images).double()
-        chosen, words, reached = judge.choose([Offer(shared, scores)], bar)
+        forms = [(came, "")] if at_home is None else [(at_home, RETAKEN), (came, "")]
+        offers = [Offer(form, logits_of(ctx, form.members[0], site.val.images).double(), how) for form, how in forms]
+        chosen, words, reached = judge.choose(offers, bar)
         tuned = yield from self._tuned(ctx, site, shared, delivered)
         if tuned is not None:
             said = logits_of(ctx, tuned.members[0], site.val.images).double()
@@ -194,6 +205,27 @@ class ConsultDistilled(Distilled):
                 words += f"; {how} is no better ({right:.1%})"
         ctx.note(f"{site.name} {words}")
         return chosen
+
+    def _at_home(self, ctx: Context, site: Site, came: Predictor, delivered: Bundle) -> Predictor | None:
+        """The student with statistics of real images as far as the site has them; None where it stays as it came.
+
+        Those of made images are near real ones, but not the same, and every layer adds to the difference. Those of the
+        site's images alone would be of its own mix of classes, and the student is to know the others, too.
+        """
+        synthetic = delivered.group(SYNTHETIC)
+        if not self.settings.retake or not synthetic or len(site.train) == 0:
+            return None
+        draws, device = ctx.streams.torch("statistics", site.name), ctx.device.torch
+        seen = site.train.counts().cpu() >= SEEN
+        own = evenly(site.train.labels.cpu(), seen, EACH, draws)
+        made = evenly(synthetic["labels"].cpu(), ~seen, EACH, draws)
+        images = torch.cat([_taken(site.train.images, own), _taken(synthetic["images"], made)])
+        images = images[torch.randperm(len(images), generator=draws)]
+        batches = [normalise(part.to(device)) for part in torch.split(images, STATISTICS_BATCH) if len(part) > 1]
+        if not batches:
+            return None
+        (student,), precision = came.members, ctx.study.settings.train.precision
+        return single(student.spec, retaken(student.spec, student.weights, batches, device, precision))
 
     def _tuned(self, ctx: Context, site: Site, shared: Predictor, delivered: Bundle) -> Work[Predictor | None]:
         """The student after a few epochs over the site's images and synthetic ones."""
@@ -215,6 +247,17 @@ class ConsultDistilled(Distilled):
             seed=ctx.streams.number("tune", site.name),
         )
         return single(ctx.study.student_spec, fitted.weights)
+
+
+def evenly(labels: Tensor, classes: Tensor, each: int, draws: torch.Generator) -> Tensor:
+    """Where in `labels` to find `each` images of every class that is marked and there at all, drawn with repetition."""
+    there = [torch.nonzero(labels == c).flatten() for c in torch.nonzero(classes).flatten().tolist()]
+    found = [places[torch.randint(len(places), (each,), generator=draws)] for places in there if len(places)]
+    return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)
+
+
+def _taken(images: Tensor, places: Tensor) -> Tensor:
+    return images[places.to(images.device)].cpu()
 
 
 class _AtWork:

@@ -112,7 +112,7 @@ class Judge:
         """The shared predictor with t of the site's prior, in words; `why` is told where t was not set."""
         end = "" if self.prior is None else ", as set"
         if t == 0:
-            return offer.predictor, f"the shared predictor{offer.how or ' as it is'}{end}"
+            return offer.predictor, f"the shared predictor{offer.how.rstrip(',') or ' as it is'}{end}"
         prior = offer.expects(t, log_shares(self.site.train.counts().cpu()))
         words = f"the shared predictor{offer.how} with its own prior, tempered by {t:.2f}{end or f', {why}'}"
         return replace(offer.predictor, log_prior=prior), words
