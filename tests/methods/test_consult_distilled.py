@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from methods.skewed import federate, none_of, with_site
 from methods.test_consult import SHAPES
@@ -21,13 +22,14 @@ from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member, Predictor, single
 from wardround.methods import consult_distilled
 from wardround.methods.base import Context, join_groups
-from wardround.methods.consult_distilled import OWN, SYNTHETIC, ConsultDistilled, _AtWork, evenly
+from wardround.methods.consult_distilled import LESSONS, OWN, SYNTHETIC, ConsultDistilled, _AtWork, evenly
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.methods.trust import log_shares
 from wardround.record import absorbing
 from wardround.synthesis.pool import cropped
 from wardround.synthesis.student import Student
+from wardround.synthesis.tally import TallyLayer
 
 SYNTHESIS: dict[str, Any] = {
     "epochs": 2, "generator_steps": 3, "batch": 6, "codes": 4, "kd_steps": 2, "averaged": 1.0, "shots": 1
@@ -180,13 +182,14 @@ def test_a_step_of_the_generator_is_one_down_its_loss(sent: Sent) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.3])
-def test_a_step_of_the_student_is_on_new_images_towards_the_panel(weight: float, sent: Sent) -> None:
-    """KL from the panel's answers to the student's and what it sees less, on the even part of the batch.
+@pytest.mark.parametrize(("weight", "votes"), [(0.0, 0.0), (0.3, 0.0), (0.0, 0.6), (0.3, 0.6)])
+def test_a_step_of_the_student_is_on_new_images_towards_the_panel(weight: float, votes: float, sent: Sent) -> None:
+    """KL from the panel's answers to the student's, what it sees less and how votes fall, on the batch's even part.
 
     The generator stays as it is.
     """
-    of = work(sent, method(temperature=2.0, momentum=0.0, weight_decay=0.0, feature_weight=weight))
+    own = {"feature_weight": weight, "tally_weight": votes}
+    of = work(sent, method(temperature=2.0, momentum=0.0, weight_decay=0.0, **own))
     of.begin(0, torch.Generator().manual_seed(3))
     of.student.set_rate(0.1)
     codes, crops = of._drawn(len(of.dealt.even))
@@ -198,6 +201,8 @@ def test_a_step_of_the_student_is_on_new_images_towards_the_panel(weight: float,
     loss = 4 * (wanted * (wanted.log() - said)).sum(dim=1).mean()
     if of.maps is not None:
         loss = loss + weight * copy.deepcopy(of.maps).gap(net.features(pixels), of.teachers.outputs(pixels)[0])
+    if of.tally is not None:
+        loss = loss + votes * copy.deepcopy(of.tally).gap(net.features(pixels), of.teachers.outputs(pixels)[1])
     loss.backward()
     of.learn(codes, crops)
     for ours, theirs in zip(of.student.net.parameters(), net.parameters(), strict=True):
@@ -229,13 +234,40 @@ def test_the_student_begins_as_the_member_that_has_seen_most_pairs(sent: Sent) -
 @pytest.mark.parametrize(("averaged", "over"), [(0.0, 1), (0.5, 2), (1.0, 4)])
 def test_the_mean_of_the_last_students_goes_home(averaged: float, over: int, sent: Sent) -> None:
     """Of four epochs the last one, two, or all; a counter of batch norm is the last one's."""
-    states = absorbed(sent, method(epochs=4, averaged=averaged))
-    alone = absorbed(sent, method(epochs=4, averaged=0.0))
+    states = absorbed(sent, method(epochs=4, averaged=averaged, tally_weight=0.0))
+    alone = absorbed(sent, method(epochs=4, averaged=0.0, tally_weight=0.0))
     assert all(torch.equal(a, b) for a, b in _pairs(states[:3], alone[:3]))
     for name, found in states[-1].groups["student"].items():
         students = [state.groups["student"][name] for state in alone[-over:]]
         expected = torch.stack(students).double().mean(dim=0) if found.is_floating_point() else students[-1]
         torch.testing.assert_close(found.double(), expected.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_head_has_a_last_lesson_from_the_mean_of_the_layers(sent: Sent) -> None:
+    """On what the mean student sees in made images; the layer stays behind."""
+    layers: list[Tensor] = []
+    add, teach = _AtWork._add, TallyLayer.teach
+
+    def noted(self: _AtWork) -> None:
+        assert self.tally is not None
+        layers.append(self.tally.trained["weight"].detach().clone())
+        add(self)
+
+    def watched(self: TallyLayer, head: torch.nn.Linear, features: Tensor, draws: torch.Generator) -> None:
+        torch.testing.assert_close(self.trained["weight"].detach(), torch.stack(layers).mean(dim=0))
+        assert len(features) == LESSONS * 6
+        teach(self, head, features, draws)
+        said, wanted = (found.detach().softmax(dim=1) for found in (head(features), self.scores(features)))
+        assert float((said - wanted).abs().mean()) < 0.05
+        layers.append(head.weight.detach().clone())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_AtWork, "_add", noted)
+        patch.setattr(TallyLayer, "teach", watched)
+        states = absorbed(sent, method(epochs=3))
+    assert len(layers) == 3 + 1
+    assert torch.equal(states[2].groups["student"]["head.weight"], layers[-1])
+    assert ["tally" in state.groups for state in states] == [True, True, False]
 
 
 def _pairs(some: list[State], others: list[State]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -285,7 +317,9 @@ def test_a_network_without_batch_norm_is_refused() -> None:
 # Stops ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("of", [{"averaged": 0.0}, {"averaged": 1.0}, {"feature_weight": 0.0}, {"momentum": 0.0}])
+@pytest.mark.parametrize(
+    "of", [{"averaged": 0.0}, {"averaged": 1.0}, {"feature_weight": 0.0}, {"tally_weight": 0.0}, {"momentum": 0.0}]
+)
 def test_a_stop_after_any_step_changes_nothing(of: dict[str, float], sent: Sent) -> None:
     """From every state, through a file, to the end without another stop: two epochs of 3 + 2 steps."""
     expected = absorbed(sent, method(**of))[-1]

@@ -20,6 +20,8 @@ any pair. `voices` multiply h and n of a network after these bounds: a site may 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -27,20 +29,41 @@ TEMPERATURE, DOUBT = 3.0, 100.0
 TINY = 1e-9
 
 
+class Tally(NamedTuple):
+    """What networks say of n images, summed over them: all that the rule needs to know."""
+
+    won: Tensor  # Σ_k h_kcd·σ(ℓ_kc − ℓ_kd), (n, classes, classes)
+    known: Tensor  # Σ_k h_kcd, (classes, classes)
+    claims: Tensor  # S, (n, classes)
+
+
 def pair_scores(
     logits: Tensor, counts: Tensor, log_prior: Tensor, temperature: float, doubt: float, voices: Tensor | None = None
 ) -> Tensor:
     """Wins s `(n, classes)` from logits `(networks, n, classes)`, counts and log priors `(networks, classes)`."""
-    classes = logits.shape[2]
+    return decided(tallied(logits, counts, log_prior, temperature, doubt, voices), doubt)
+
+
+def tallied(
+    logits: Tensor, counts: Tensor, log_prior: Tensor, temperature: float, doubt: float, voices: Tensor | None = None
+) -> Tally:
+    """How the votes fall."""
     loud = (counts.new_ones(len(counts)) if voices is None else voices.to(counts)).view(-1, 1, 1)
     logits = torch.where(logits.isfinite().all(dim=2, keepdim=True), logits, log_prior.to(logits).unsqueeze(1))
-    pooled = (logits.softmax(dim=2) * shares(counts, doubt, loud[:, 0]).unsqueeze(1)).sum(dim=0).clamp_min(TINY)
+    claims = (logits.softmax(dim=2) * shares(counts, doubt, loud[:, 0]).unsqueeze(1)).sum(dim=0)
     weights = loud * bounded(harmonic(counts), doubt)
-    won = doubt * pooled.unsqueeze(2) / (pooled.unsqueeze(2) + pooled.unsqueeze(1))
+    won = torch.zeros_like(claims).unsqueeze(2)
     for said, weight in zip((logits - log_prior.unsqueeze(1)) / temperature, weights, strict=True):
         won = won + weight * torch.sigmoid(said.unsqueeze(2) - said.unsqueeze(1))
-    among_others = 1 - torch.eye(classes, dtype=won.dtype, device=won.device)
-    return (won / (weights.sum(dim=0) + doubt) * among_others).sum(dim=2)
+    return Tally(won, weights.sum(dim=0), claims)
+
+
+def decided(tally: Tally, doubt: float) -> Tensor:
+    """Wins s `(n, classes)` by the rule."""
+    claims, classes = tally.claims.clamp_min(TINY), tally.claims.shape[1]
+    unknown = claims.unsqueeze(2) / (claims.unsqueeze(2) + claims.unsqueeze(1))  # f
+    among_others = 1 - torch.eye(classes, dtype=claims.dtype, device=claims.device)
+    return ((tally.won + doubt * unknown) / (tally.known + doubt) * among_others).sum(dim=2)
 
 
 def harmonic(counts: Tensor) -> Tensor:

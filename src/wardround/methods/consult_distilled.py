@@ -7,10 +7,11 @@ A generator (`synthesis/generator.py`) makes images from random codes and a clas
 
 with a class asked of the models that have seen it, and every model k shown the mix of classes that its site had
 (`synthesis/deal.py`): its batch-norm statistics are of that mix. Then the student takes steps on new images of it,
-equally many of each class, cropped and flipped, towards the panel's probabilities, T²·KL, and towards seeing what each
-model sees (`synthesis/features.py`). It begins as one of the models, which has seen real images. The generator goes on
-from epoch to epoch; the student's learning rate falls along a cosine, and what goes home is the mean of the students of
-the last epochs (`averaged` is their share): each has learned from images a little different.
+equally many of each class, cropped and flipped, towards the panel's probabilities, T²·KL, towards seeing what each
+model sees (`synthesis/features.py`) and towards knowing how the panel's votes fall (`synthesis/tally.py`). It begins as
+one of the models, which has seen real images. The generator goes on from epoch to epoch; the student's learning rate
+falls along a cosine, and what goes home is the mean of the students of the last epochs (`averaged` is their share):
+each has learned from images a little different.
 
 At the site the student meets real images for the first time. It is offered with batch-norm statistics taken anew: of
 the classes that the site has seen from its own images, of the others from made ones, equally many of each (`retake`);
@@ -68,10 +69,13 @@ from wardround.synthesis.generator import ImageGenerator, require_finite
 from wardround.synthesis.panel import PanelTeachers
 from wardround.synthesis.pool import cropped, draw_crops
 from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.tally import TallyLayer
 
-GENERATOR, FEATURES, SUM, SYNTHETIC, OWN = "generator", "features", "sum", "synthetic", "own"
+GENERATOR, FEATURES, TALLY, SUM, SYNTHETIC, OWN = "generator", "features", "tally", "sum", "synthetic", "own"
+LAYER = f"{TALLY}."  # before the names of the layer's tensors, where they are among the student's
 SEEN, EACH, STATISTICS_BATCH = 5, 128, 256  # images from which on a class is the site's own; of each class; in a batch
 RETAKEN = ", its batch-norm statistics taken anew,"
+LESSONS = 16  # batches of made images from whose features the head learns at the end
 NAMED = 3.0  # how loud a code says its class: of normal numbers beside it, few are as large
 
 
@@ -95,6 +99,7 @@ class ConsultDistilled(Distilled):
         kd_steps: Count = 250
         begin: Literal["member", "random"] = "member"  # the student before its first step
         feature_weight: NotNegative = 3.0  # of G
+        tally_weight: NotNegative = 4.0  # of D
         temperature: Positive = 4.0  # of the distillation
         lr: Positive = 0.02
         momentum: Share = 0.9
@@ -283,6 +288,9 @@ class _AtWork:
         self.maps = self._feature_maps(ctx)
         if self.maps and FEATURES in state.groups:
             self.maps.restore(state.groups[FEATURES])
+        self.tally = self._tally_layer(ctx)
+        if self.tally and TALLY in state.groups:
+            self.tally.restore(state.groups[TALLY])
         self.sum = {name: tensor.to(device) for name, tensor in state.groups.get(SUM, {}).items()}
         self.parts = Parts(ctx, method.watch)
         self.trail = method.trail = trail_of_epochs(study.classes, self.settings.epochs, state)
@@ -293,6 +301,12 @@ class _AtWork:
         widths = [net.head.weight.shape[1] for net in self.teachers.nets]
         draws = ctx.streams.torch("features", round=ctx.round)
         return FeatureMaps(self.student, widths, self.settings.momentum, draws)
+
+    def _tally_layer(self, ctx: Context) -> TallyLayer | None:
+        if not self.settings.tally_weight:
+            return None
+        draws = ctx.streams.torch("tally", round=ctx.round)
+        return TallyLayer(self.student, self.teachers, self.settings.momentum, draws)
 
     def begin(self, epoch: int, generator: torch.Generator) -> None:
         """A new epoch."""
@@ -325,14 +339,33 @@ class _AtWork:
             self._add()
         if self.epoch + 1 < s.epochs:
             return self._to_go_on()
-        mean = {name: tensor / over for name, tensor in self.sum.items()}
-        nets.load(self.student.net, {**self.student.weights(), **mean})
+        self._load({name: tensor / over for name, tensor in self.sum.items()})
+        if self.tally is not None:
+            self.tally.teach(self.student.net.head, self._features(), self.generator)
         return self._synthetic(s.replayed)  # no epoch goes on from the generator
 
     def _add(self) -> None:
-        """The student as it is now to the sum; batch norm's counters do not count."""
+        """The student and the layer beside it as they are now to the sum; batch norm's counters do not count."""
         now = {name: tensor for name, tensor in self.student.weights().items() if tensor.is_floating_point()}
+        if self.tally is not None:
+            now |= {LAYER + name: tensor.detach().clone() for name, tensor in self.tally.trained.items()}
         self.sum = {name: self.sum[name] + tensor if self.sum else tensor for name, tensor in now.items()}
+
+    def _load(self, mean: Mapping[str, Tensor]) -> None:
+        """The inverse of `_add`."""
+        layer = {name.removeprefix(LAYER): t for name, t in mean.items() if name.startswith(LAYER)}
+        student = {name: tensor for name, tensor in mean.items() if not name.startswith(LAYER)}
+        nets.load(self.student.net, {**self.student.weights(), **student})
+        if self.tally is not None:
+            self.tally.restore({**self.tally.state(), **layer})
+
+    def _features(self) -> Tensor:
+        """What the student sees in made images, by the statistics that it goes home with."""
+        net = self.student.net.eval()
+        with torch.no_grad():
+            found = [self.student.outputs(self._some())[0] for _ in range(LESSONS)]
+        net.train()
+        return torch.cat(found)
 
     def _synthetic(self, n: int) -> Groups:
         """So many images in bytes, as many of each class, and what the panel says of them."""
@@ -346,8 +379,9 @@ class _AtWork:
         return Midway(self._to_go_on(), dict(self.parts.done))
 
     def _to_go_on(self) -> Groups:
-        maps = {FEATURES: self.maps.state()} if self.maps else {}
-        return {GENERATOR: self.maker.state(), **maps, **({SUM: dict(self.sum)} if self.sum else {})}
+        beside = {FEATURES: self.maps, TALLY: self.tally}
+        kept = {name: lesson.state() for name, lesson in beside.items() if lesson}
+        return {GENERATOR: self.maker.state(), **kept, **({SUM: dict(self.sum)} if self.sum else {})}
 
     # Steps ------------------------------------------------------------------------------------------------------------
 
@@ -383,14 +417,17 @@ class _AtWork:
         with torch.no_grad():
             pixels = cropped(self._images(codes)[self.dealt.even], crops)
         s = self.settings
-        asked: list[Callable[[], tuple[Any, Tensor]]] = [
+        asked: list[Callable[[], tuple[Any, Any]]] = [
             partial(self.student.outputs, pixels),
             partial(self.teachers.outputs, pixels),
         ]
-        (mine, said), (theirs, wanted) = each(asked)
-        loss = distillation(wanted, said, s.temperature)
-        if self.maps is None:
-            self.student.step(loss)
-        else:
-            self.student.step(loss + s.feature_weight * self.maps.gap(mine, theirs))
-            self.maps.step()
+        (mine, said), (theirs, tally) = each(asked)
+        loss = distillation(self.teachers.decided(tally), said, s.temperature)
+        if self.maps is not None:
+            loss = loss + s.feature_weight * self.maps.gap(mine, theirs)
+        if self.tally is not None:
+            loss = loss + s.tally_weight * self.tally.gap(mine, tally)
+        self.student.step(loss)
+        for lesson in (self.maps, self.tally):
+            if lesson is not None:
+                lesson.step()

@@ -18,35 +18,25 @@ import torch
 from torch import Tensor
 
 from wardround.synthesis.student import Student
-from wardround.synthesis.trained import Trained
+from wardround.synthesis.trained import Alongside
 
 TINY = 1e-6  # of features that are the same for every image
 
 
-class FeatureMaps(Trained):
-    """Maps from the student's features to those of each teacher, in training with the student and at its rate."""
+class FeatureMaps(Alongside):
+    """Maps from the student's features to those of each teacher."""
 
     def __init__(self, student: Student, widths: Sequence[int], momentum: float, generator: torch.Generator) -> None:
-        head = student.net.head.weight
-        width = head.shape[1]
+        width = student.net.feature_size
         drawn = [torch.randn((width, other), generator=generator) / width**0.5 for other in widths]
-        self.maps = [tensor.to(head.device).requires_grad_() for tensor in drawn]
-        self.trained = {str(place): tensor for place, tensor in enumerate(self.maps)}
-        self.optimiser = torch.optim.SGD(self.maps, lr=student.rate, momentum=momentum, fused=True)
-        if momentum > 0:  # made here, so that a captured step finds it where it will always be
-            for tensor in self.maps:
-                self.optimiser.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor, requires_grad=False)
+        super().__init__(student, {str(place): tensor for place, tensor in enumerate(drawn)}, momentum)
+        self.maps = list(self.trained.values())
 
     def gap(self, features: Tensor, theirs: Sequence[Tensor]) -> Tensor:
         """G, differentiable in the student's features and in the maps."""
         mine = features - features.mean(dim=0)
         gaps = [(mine @ to - standardised(other)).square().mean() for to, other in zip(self.maps, theirs, strict=True)]
         return torch.stack(gaps).mean()
-
-    def step(self) -> None:
-        """Down the slopes that the student's step has left, which are then forgotten."""
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
 
 
 def standardised(features: Tensor) -> Tensor:

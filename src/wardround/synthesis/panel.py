@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wardround.learn.pairs import pair_scores, shares
+from wardround.learn.pairs import Tally, decided, shares, tallied
 from wardround.learn.predictor import Predictor
 from wardround.learn.replay import each
 from wardround.synthesis.deal import Deal
@@ -37,16 +37,20 @@ class PanelTeachers(Teachers):
 
     def logits(self, pixels: Tensor) -> Tensor:
         """The panel's scores, without a gradient."""
-        return self.outputs(pixels)[1]
+        return self.decided(self.outputs(pixels)[1])
 
-    def outputs(self, pixels: Tensor) -> tuple[list[Tensor], Tensor]:
-        """What each teacher sees, its features, and the panel's scores, without a gradient."""
+    def outputs(self, pixels: Tensor) -> tuple[list[Tensor], Tally]:
+        """What each teacher sees, its features, and how the panel's votes fall, without a gradient."""
         pixels = pixels.bfloat16() if self.bf16 else pixels
         with torch.no_grad():
             found = each([partial(teacher.outputs, pixels) for teacher in self.teachers])
             votes = torch.stack([logits for _, logits in found])
-            wins = pair_scores(votes, self.counts, self.log_prior, self.temperature, self.doubt)
-            return [features for features, _ in found], self.sharpness * wins + self.expected
+            tally = tallied(votes, self.counts, self.log_prior, self.temperature, self.doubt)
+            return [features for features, _ in found], tally
+
+    def decided(self, tally: Tally) -> Tensor:
+        """The panel's scores where votes fall so."""
+        return self.sharpness * decided(tally, self.doubt) + self.expected
 
     def opinion(self, pixels: Tensor, dealt: Deal) -> tuple[Tensor, Tensor]:
         """How far the images are from their labels, and from the sites' statistics, differentiable in the pixels.

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from wardround.synthesis.student import Student
+
 
 class Trained:
     """Tensors by name and the optimiser that trains them.
@@ -34,3 +36,20 @@ class Trained:
             for kind, tensor in self.optimiser.state[of].items()
         }
         return {**self.trained, **memory}
+
+
+class Alongside(Trained):
+    """Tensors that a student's lesson needs beside it: they learn with it, at its rate, and are thrown away."""
+
+    def __init__(self, student: Student, tensors: Mapping[str, Tensor], momentum: float) -> None:
+        device = student.net.head.weight.device
+        self.trained = {name: tensor.to(device).requires_grad_() for name, tensor in tensors.items()}
+        self.optimiser = torch.optim.SGD(self.trained.values(), lr=student.rate, momentum=momentum, fused=True)
+        if momentum > 0:  # made here, so that a captured step finds it where it will always be
+            for tensor in self.trained.values():
+                self.optimiser.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor, requires_grad=False)
+
+    def step(self) -> None:
+        """Down the slopes that the student's step has left, which are then forgotten."""
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
