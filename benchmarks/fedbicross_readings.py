@@ -23,7 +23,7 @@ import pages
 from experiments import Experiment, Rows, add_options, main_of
 from one_shot_summary import NONE
 from trained_cells import Cell
-from wardround.learn.predictor import Predictor, single
+from wardround.learn.predictor import single
 from wardround.methods.base import join_groups
 from wardround.methods.fedbicross import OWN
 from wardround.methods.state import State
@@ -75,24 +75,16 @@ def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -
         made = cell.make(METHOD, **reading, **changed)
         home = made.deliver(ctx, state)
         works = {s.name: made.personal(ctx, s, home[s.name], memories[s.name]) for s in cell.data.sites}
-        figures = dict(zip(("local", "global"), _accuracies(cell, cell.personal(works)), strict=True))
+        figures = dict(zip(("local", "global"), cell.accuracies(cell.personal(works)), strict=True))
         rounded = {key: round(value, 6) for key, value in {**figures, **bars}.items()}
         yield {**place, "personal": name, "clusters": clusters, "figures": rounded}
     cell.device.release()
 
 
-def _accuracies(cell: Cell, deployed: Mapping[str, Predictor]) -> tuple[float, float]:
-    """Local and global, averaged over sites."""
-    tallies = [(site, cell.tally(deployed[site.name])) for site in cell.data.sites]
-    cell.forget()
-    local = mean(found.accuracy(site.test.class_weights) for site, found in tallies)
-    return local, mean(found.accuracy() for _, found in tallies)
-
-
 def _bars(cell: Cell) -> dict[str, float]:
     """What needs no FedBiCross."""
     alone = {name: single(cell.study.spec(name), join_groups(answer)) for name, answer in cell.answers.items()}
-    local, everywhere = _accuracies(cell, alone)
+    local, everywhere = cell.accuracies(alone)
     *_, panel = cell.shared("ensemble", cell.answers)
     return {"own_local": local, "own_global": everywhere, "ensemble_global": cell.tally(panel).accuracy()}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from torch import Tensor
@@ -102,6 +103,13 @@ class Cell:
     def tally(self, predictor: Predictor) -> Tally:
         """Its right answers on the test images."""
         return tally(self.scores(predictor), self.data.test.labels.cpu(), len(self.data.classes))
+
+    def accuracies(self, deployed: Mapping[str, Predictor]) -> tuple[float, float]:
+        """Local and global, of each site's own predictor, averaged over sites; the networks are forgotten after."""
+        tallies = [(site, self.tally(deployed[site.name])) for site in self.data.sites]
+        self.forget()
+        local = mean(found.accuracy(site.test.class_weights) for site, found in tallies)
+        return local, mean(found.accuracy() for _, found in tallies)
 
     def forget(self) -> None:
         """Let go of the networks that have been tested."""

@@ -1,4 +1,4 @@
-"""Experiments on the same site models: readings of FedBiCross with exact summaries, and bf16 beside fp32."""
+"""Experiments on the same site models: readings of FedBiCross and of our distillation, and bf16 beside fp32."""
 
 import importlib
 import json
@@ -20,6 +20,13 @@ samples = 2
 batch = 12
 probes = 8
 personal_epochs = 1
+[set.consult-distilled]
+epochs = 1
+generator_steps = 2
+kd_steps = 2
+batch = 12
+replayed = 12
+tune_epochs = 1
 [set.fedisca]
 epochs = 1
 steps = 3
@@ -32,7 +39,11 @@ def scripts() -> Iterator[Any]:
     """The scripts' modules, which find one another beside themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "benchmarks")
-        names = {"readings": "fedbicross_readings", "precision": "synthesis_precision"}
+        names = {
+            "readings": "fedbicross_readings",
+            "precision": "synthesis_precision",
+            "distilled": "consult_distilled",
+        }
         yield SimpleNamespace(**{short: importlib.import_module(name) for short, name in names.items()})
 
 
@@ -79,6 +90,24 @@ def test_a_reading_is_worked_out_once_for_all_of_stage_three(
     other.write_text(PRESET.replace("trajectories = 1", "trajectories = 2"))
     assert scripts.readings.main([*arguments, "--preset", str(other)]) == 2
     assert "holds results of other settings" in capsys.readouterr().err
+
+
+def test_one_network_of_the_panel_serves_all_readings_at_the_sites(
+    scripts: Any, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    readings = ["as in the preset", "without the tally"]
+    assert scripts.distilled.main([*options, "--out", str(out), "--readings", *readings]) == 0
+    record = json.loads(out.read_text())
+    rows = record["entries"]
+    assert [(row["reading"], row["site"]) for row in rows] == [
+        (r, s) for r in readings for s in scripts.distilled.AT_SITES
+    ]
+    assert len({row["figures"]["panel_global"] for row in rows}) == 1  # the same site models
+    assert len({row["figures"]["seconds"] for row in rows}) == 2  # distilled once for each
+    for row in record["summary"]:
+        assert row["below"] == pytest.approx(row["mean"]["panel_global"] - row["mean"]["global"])
+    assert "| without the tally | new statistics | 1 |" in capsys.readouterr().out
 
 
 def test_what_is_won_by_hand(scripts: Any) -> None:

@@ -1,0 +1,114 @@
+"""How much of the panel one network keeps: `consult-distilled` with and without its parts, on the same site models.
+
+A network is distilled once for each reading of the coordinator's work; then sites make of it what each reading of
+theirs says. Everything else is as in the preset. A cell and a reading are kept in `--out` when they are done and are
+not done again; trained models wait in `--work`.
+
+    python benchmarks/consult_distilled.py bloodmnist.npz --preset fast --out papers/consult_distilled.json
+    python benchmarks/consult_distilled.py --table --out papers/consult_distilled.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from experiments import Experiment, Rows, add_options, main_of
+from trained_cells import Cell
+from wardround.methods.base import join_groups
+from wardround.methods.consult_distilled import OWN
+from wardround.methods.state import State
+from wardround.papers.summaries import cells
+
+NAME = "consult_distilled"
+METHOD = "consult-distilled"
+READINGS: dict[str, dict[str, Any]] = {  # of the coordinator's work
+    "as in the preset": {},
+    "without the tally": {"tally_weight": 0.0},
+    "without features": {"feature_weight": 0.0},
+    "without either": {"tally_weight": 0.0, "feature_weight": 0.0},
+    "from a random start": {"begin": "random"},
+}
+AT_SITES: dict[str, dict[str, Any]] = {  # of what sites make of it
+    "as it came": {"prior": 0.0, "retake": False},
+    "new statistics": {"prior": 0.0},
+    "as in the preset": {},
+}
+FIGURES = {
+    "local": "what sites deploy, on their local tests, averaged over sites",
+    "global": "the same on the global test",
+    "panel_global": "the panel of `consult`, on the global test",
+    "seconds": "of the coordinator's work",
+}
+PLACE = ("set", "alpha", "reading", "site")
+
+
+def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One network, and all that sites make of it."""
+    reading = READINGS[place["reading"]]
+    method = cell.make(METHOD, **reading)
+    ctx = cell.context(method)
+    began = time.perf_counter()
+    *_, state = method.absorb(ctx, State(), cell.answers)
+    seconds = time.perf_counter() - began
+    *_, panel = cell.shared("consult", cell.answers)
+    bar = cell.tally(panel).accuracy()
+    cell.forget()
+    memories = {site: State({OWN: join_groups(answer)}) for site, answer in cell.answers.items()}
+    for name, changed in AT_SITES.items():
+        made = cell.make(METHOD, **reading, **changed)
+        home = made.deliver(ctx, state)
+        works = {s.name: made.personal(ctx, s, home[s.name], memories[s.name]) for s in cell.data.sites}
+        local, everywhere = cell.accuracies(cell.personal(works))
+        figures = {"local": local, "global": everywhere, "panel_global": bar, "seconds": seconds}
+        yield {**place, "site": name, "figures": {key: round(value, 6) for key, value in figures.items()}}
+    cell.device.release()
+
+
+def summarise(rows: Rows) -> list[dict[str, Any]]:
+    """Means over seeds, and how far below the panel."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in PLACE), []).append(row)
+    summary = []
+    for key, found in groups.items():
+        means = {name: mean(row["figures"][name] for row in found) for name in FIGURES}
+        seeds = sorted(row["seed"] for row in found)
+        below = means["panel_global"] - means["global"]
+        summary.append({**dict(zip(PLACE, key, strict=True)), "seeds": seeds, "mean": means, "below": below})
+    return summary
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """One line for each set, alpha and pair of readings, in percent."""
+    head = ["set", "α", "at the coordinator", "at the site", "seeds", "local", "global", "below the panel", "seconds"]
+    lines = [cells(head), cells(["---"] * len(head))]
+    for row in record["summary"]:
+        values = row["mean"]
+        figures = [f"{100 * value:.1f}" for value in (values["local"], values["global"], row["below"])]
+        words = [row["set"], f"{row['alpha']:g}", row["reading"], row["site"], str(len(row["seeds"]))]
+        lines.append(cells([*words, *figures, f"{values['seconds']:.0f}"]))
+    return "\n".join(lines)
+
+
+EXPERIMENT = Experiment(
+    *(NAME, FIGURES, (METHOD, "consult"), entries, summarise, markdown),
+    parts=lambda options: [{"reading": name} for name in options.readings],
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what is left, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add_options(parser, NAME)
+    first = list(READINGS)[:1]
+    parser.add_argument("--readings", nargs="+", choices=READINGS, default=first, metavar="READING")
+    return main_of(EXPERIMENT, parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
