@@ -17,10 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from experiments import Experiment, Rows, add_options, main_of
+from experiments import Experiment, Rows, add_options, by_place, main_of
 from trained_cells import Cell
-from wardround.methods.base import join_groups
-from wardround.methods.consult_distilled import OWN
 from wardround.methods.state import State
 from wardround.papers.summaries import cells
 
@@ -58,12 +56,9 @@ def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -
     *_, panel = cell.shared("consult", cell.answers)
     bar = cell.tally(panel).accuracy()
     cell.forget()
-    memories = {site: State({OWN: join_groups(answer)}) for site, answer in cell.answers.items()}
     for name, changed in AT_SITES.items():
         made = cell.make(METHOD, **reading, **changed)
-        home = made.deliver(ctx, state)
-        works = {s.name: made.personal(ctx, s, home[s.name], memories[s.name]) for s in cell.data.sites}
-        local, everywhere = cell.accuracies(cell.personal(works))
+        local, everywhere = cell.at_sites(made, ctx, state)
         figures = {"local": local, "global": everywhere, "panel_global": bar, "seconds": seconds}
         yield {**place, "site": name, "figures": {key: round(value, 6) for key, value in figures.items()}}
     cell.device.release()
@@ -71,15 +66,11 @@ def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -
 
 def summarise(rows: Rows) -> list[dict[str, Any]]:
     """Means over seeds, and how far below the panel."""
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in PLACE), []).append(row)
     summary = []
-    for key, found in groups.items():
+    for head, found in by_place(rows, PLACE):
         means = {name: mean(row["figures"][name] for row in found) for name in FIGURES}
-        seeds = sorted(row["seed"] for row in found)
         below = means["panel_global"] - means["global"]
-        summary.append({**dict(zip(PLACE, key, strict=True)), "seeds": seeds, "mean": means, "below": below})
+        summary.append({**head, "mean": means, "below": below})
     return summary
 
 

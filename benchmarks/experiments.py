@@ -44,6 +44,15 @@ class Experiment:
     change: Callable[[Site, Mapping[str, Any]], Site] = lambda site, part: site
 
 
+def by_place(rows: Rows, place: Sequence[str]) -> Iterable[tuple[dict[str, Any], Rows]]:
+    """Rows that differ in their seed alone, under what they have in common and their seeds."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in place), []).append(row)
+    for key, found in groups.items():
+        yield {**dict(zip(place, key, strict=True)), "seeds": sorted(row["seed"] for row in found)}, found
+
+
 def add_options(parser: argparse.ArgumentParser, name: str) -> None:
     """Which cells, where results go, and where it runs."""
     parser.add_argument("files", type=Path, nargs="*", help="MedMNIST .npz files")

@@ -20,12 +20,11 @@ from statistics import mean
 from typing import Any
 
 import pages
-from experiments import Experiment, Rows, add_options, main_of
+from experiments import Experiment, Rows, add_options, by_place, main_of
 from one_shot_summary import NONE
 from trained_cells import Cell
 from wardround.learn.predictor import single
 from wardround.methods.base import join_groups
-from wardround.methods.fedbicross import OWN
 from wardround.methods.state import State
 from wardround.papers.results import read_results
 from wardround.papers.summaries import cells
@@ -70,12 +69,9 @@ def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -
     ctx = cell.context(method)
     *_, state = method.absorb(ctx, State(), cell.answers)
     bars, clusters = _bars(cell), state.facts["clusters"]
-    memories = {site: State({OWN: join_groups(answer)}) for site, answer in cell.answers.items()}
     for name, changed in PERSONAL.items():
         made = cell.make(METHOD, **reading, **changed)
-        home = made.deliver(ctx, state)
-        works = {s.name: made.personal(ctx, s, home[s.name], memories[s.name]) for s in cell.data.sites}
-        figures = dict(zip(("local", "global"), cell.accuracies(cell.personal(works)), strict=True))
+        figures = dict(zip(("local", "global"), cell.at_sites(made, ctx, state), strict=True))
         rounded = {key: round(value, 6) for key, value in {**figures, **bars}.items()}
         yield {**place, "personal": name, "clusters": clusters, "figures": rounded}
     cell.device.release()
@@ -94,18 +90,13 @@ def _bars(cell: Cell) -> dict[str, float]:
 
 def summarise(rows: Rows) -> list[dict[str, Any]]:
     """Means over seeds; how far below the sites' own models at home, and how much of the way to the ensemble is won."""
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in PLACE), []).append(row)
     summary = []
-    for key, found in groups.items():
+    for head, found in by_place(rows, PLACE):
         means = {name: mean(row["figures"][name] for row in found) for name in FIGURES}
         way = means["ensemble_global"] - means["own_global"]
         won = (means["global"] - means["own_global"]) / way if way > 0 else None
-        head = dict(zip(PLACE, key, strict=True))
         counts = sorted({len(row["clusters"]) for row in found})
-        seeds = sorted(row["seed"] for row in found)
-        summary.append({**head, "seeds": seeds, "clusters": counts, "mean": means, "won": won})
+        summary.append({**head, "clusters": counts, "mean": means, "won": won})
     return summary
 
 

@@ -27,7 +27,7 @@ from wardround.learn.predictor import Member, Predictor
 from wardround.learn.side_by_side import Outcome, train_many
 from wardround.learn.store import FitStore
 from wardround.measure import Tally, tally
-from wardround.methods.base import Context, Method, Work
+from wardround.methods.base import Context, Method, Work, join_groups
 from wardround.methods.registry import make, own_settings
 from wardround.methods.state import State
 from wardround.progress import NO_PROGRESS
@@ -35,6 +35,7 @@ from wardround.settings import overlay, validate
 from wardround.study import Study
 
 Change = Callable[[Site], Site]
+OWN = "own"  # as methods with something to do at the site call the model that it remembers
 
 
 @dataclass
@@ -110,6 +111,13 @@ class Cell:
         self.forget()
         local = mean(found.accuracy(site.test.class_weights) for site, found in tallies)
         return local, mean(found.accuracy() for _, found in tallies)
+
+    def at_sites(self, method: Method, ctx: Context, state: State) -> tuple[float, float]:
+        """Local and global accuracy of what sites make of a method's result; each remembers its own model."""
+        home = method.deliver(ctx, state)
+        memories = {name: State({OWN: join_groups(answer)}) for name, answer in self.answers.items()}
+        works = {s.name: method.personal(ctx, s, home[s.name], memories[s.name]) for s in self.data.sites}
+        return self.accuracies(self.personal(works))
 
     def forget(self) -> None:
         """Let go of the networks that have been tested."""

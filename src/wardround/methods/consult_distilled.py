@@ -22,8 +22,8 @@ synthetic ones with the panel's answers, which came home with it, so that what o
 
 What leaks: the synthetic images go to every site. They are made from all models and resemble their training images as
 far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none, and
-statistics stay as they came. The student
-descends from one site's model, so what that remembers of its images may be left in it; `begin = "random"` avoids it.
+statistics stay as they came. The student descends from one site's model, so what that remembers of its images may be
+left in it; `begin = "random"` avoids it.
 """
 
 from __future__ import annotations

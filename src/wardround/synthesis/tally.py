@@ -6,9 +6,9 @@ the share of the votes on each pair that anyone knows, and the claims S (`learn/
 
     D = mean_cd BCE(v_cd, Σ_k h_kcd·σ(ℓ_kc − ℓ_kd) / Σ_k h_kcd) + mean_c BCE(s_c, S_c)
 
-In the end the student's head, which is all that goes home, learns what the rule makes of the layer's answers, on
-features of made images mixed two by two, λ·f + (1 − λ)·f': between them it matters how votes fall. The layer is then
-thrown away.
+In the end the student's head learns what the rule makes of the layer's answers, on features of made images mixed two by
+two, λ·f + (1 − λ)·f': between them it matters how votes fall. The layer is then thrown away, and one plain network goes
+home.
 """
 
 from __future__ import annotations
