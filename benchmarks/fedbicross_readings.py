@@ -43,14 +43,15 @@ READINGS: dict[str, dict[str, Any]] = {  # of Stages 1 and 2
     "from a member": {"begin": "member"},
     "learning at every step": {"inner": "all"},
     "16 trajectories": {"trajectories": 16},
+    "τ = 20 in Stage 2": {"temperature": 20.0},
 }
 PERSONAL: dict[str, dict[str, Any]] = {  # of Stage 3
     "none": {"personal": False},
     "none, statistics of made images": {"personal": False, "recalibrate": "synthetic"},
     "as in the preset": {},
-    "τ = 20": {"personal_temperature": 20.0},
-    "γ = 2": {"gamma": 2.0},
-    "5 epochs": {"personal_epochs": 5},
+    "τ = 1": {"personal_temperature": 1.0},
+    "γ = 1": {"gamma": 1.0},
+    "10 epochs": {"personal_epochs": 10},
 }
 FIGURES = {
     "local": "what sites deploy, on their local tests, averaged over sites",
