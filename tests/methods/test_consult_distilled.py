@@ -22,7 +22,8 @@ from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member, Predictor, single
 from wardround.methods import consult_distilled
 from wardround.methods.base import Context, join_groups
-from wardround.methods.consult_distilled import LESSONS, OWN, SYNTHETIC, ConsultDistilled, _AtWork, evenly
+from wardround.methods.consult_distilled import OWN, ConsultDistilled, evenly
+from wardround.methods.panel_epochs import LESSONS, SYNTHETIC, PanelEpochs
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.methods.trust import log_shares
@@ -127,23 +128,24 @@ def test_as_many_synthetic_images_as_wanted(replayed: int, sent: Sent) -> None:
 # The coordinator's work -----------------------------------------------------------------------------------------------
 
 
-def work(sent: Sent, of: ConsultDistilled, counts: dict[str, torch.Tensor] | None = None) -> _AtWork:
+def work(sent: Sent, of: ConsultDistilled, counts: dict[str, torch.Tensor] | None = None) -> PanelEpochs:
     """As `epochs` begins it."""
     _, ctx, bundles, _ = sent
-    found: list[_AtWork] = []
-    init = _AtWork.__init__
+    found: list[PanelEpochs] = []
+    init = PanelEpochs.__init__
 
     class Stop(Exception):
         pass
 
-    def caught(self: _AtWork, given: Any, *rest: Any) -> None:
-        given.counts = counts or given.counts
-        init(self, given, *rest)
+    def caught(self: PanelEpochs, *given: Any) -> None:
+        init(self, *given)
         found.append(self)
         raise Stop
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_AtWork, "__init__", caught)
+        patch.setattr(PanelEpochs, "__init__", caught)
+        if counts is not None:
+            patch.setattr(consult_distilled, "seen_by_sites", lambda *_: counts)
         with pytest.raises(Stop):
             list(of.absorb(ctx, State(), bundles))
     return found[0]
@@ -152,7 +154,7 @@ def work(sent: Sent, of: ConsultDistilled, counts: dict[str, torch.Tensor] | Non
 def test_images_are_made_of_the_classes_that_any_site_has_seen(sent: Sent) -> None:
     """What the student is shown: the classes in turn, as often as a batch of nine or six allows."""
 
-    def even(of: _AtWork) -> list[int]:
+    def even(of: PanelEpochs) -> list[int]:
         labels: list[int] = of.dealt.labels[of.dealt.even].tolist()
         return labels
 
@@ -246,9 +248,9 @@ def test_the_mean_of_the_last_students_goes_home(averaged: float, over: int, sen
 def test_the_head_has_a_last_lesson_from_the_mean_of_the_layers(sent: Sent) -> None:
     """On what the mean student sees in made images; the layer stays behind."""
     layers: list[Tensor] = []
-    add, teach = _AtWork._add, TallyLayer.teach
+    add, teach = PanelEpochs._add, TallyLayer.teach
 
-    def noted(self: _AtWork) -> None:
+    def noted(self: PanelEpochs) -> None:
         assert self.tally is not None
         layers.append(self.tally.trained["weight"].detach().clone())
         add(self)
@@ -262,7 +264,7 @@ def test_the_head_has_a_last_lesson_from_the_mean_of_the_layers(sent: Sent) -> N
         layers.append(head.weight.detach().clone())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_AtWork, "_add", noted)
+        patch.setattr(PanelEpochs, "_add", noted)
         patch.setattr(TallyLayer, "teach", watched)
         states = absorbed(sent, method(epochs=3))
     assert len(layers) == 3 + 1
