@@ -45,13 +45,14 @@ READINGS: dict[str, dict[str, Any]] = {  # of Stages 1 and 2
     "16 trajectories": {"trajectories": 16},
     "τ = 20 in Stage 2": {"temperature": 20.0},
 }
+WARM = {"personal_temperature": 20.0}  # the paper's, if its τ is Eq. 10's, too
 PERSONAL: dict[str, dict[str, Any]] = {  # of Stage 3
     "none": {"personal": False},
     "none, statistics of made images": {"personal": False, "recalibrate": "synthetic"},
     "as in the preset": {},
-    "τ = 1": {"personal_temperature": 1.0},
-    "γ = 1": {"gamma": 1.0},
-    "10 epochs": {"personal_epochs": 10},
+    "τ = 20": WARM,
+    "τ = 20, γ = 1": {**WARM, "gamma": 1.0},
+    "τ = 20, 10 epochs": {**WARM, "personal_epochs": 10},
 }
 FIGURES = {
     "local": "what sites deploy, on their local tests, averaged over sites",

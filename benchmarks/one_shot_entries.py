@@ -11,6 +11,7 @@ from wardround.papers.schema import Line
 ENTRIES = table("fedbicross-1").entries
 OURS = tuple(line for line in table("consult-1").entries if line.group in ("consult", "consult-distilled"))
 ABLATIONS = (
+    Line(label="fedbicross, τ = 20 at the site", method="fedbicross", settings={"personal_temperature": 20.0}),
     *(line for line in table("fedbicross-2").entries if line not in ENTRIES and line.label != "fedbicross"),
     *(line for line in table("fedisca-2").entries if line.label == "fedisca, batch adaptation"),
     Line(label="dense, as released", method="dense", settings={"bn_weight": 0.0}),  # its hooks find no layer

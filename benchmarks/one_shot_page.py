@@ -91,19 +91,23 @@ def _by_seed(entries: Sequence[Row], images: str, alpha: float, name: str) -> di
 
 
 def variants(entries: Sequence[Row], lines: Sequence[Line], rows: Rows) -> str:
-    """Every cell in which a variant of a method was run, and the method itself in the same cells, seed for seed."""
-    head = ["set", "α", "seed", "entry", "local", "global", "published: local"]
+    """Where a variant of a method was run, means over its seeds, and first the method itself over the same seeds."""
+    head = ["set", "α", "seeds", "entry", "local", "global", "published: local"]
     text = [cells(head), cells(["---"] * len(head))]
-    of = {line.label: line.group for line in lines}
-    places = {(e["set"], e["alpha"], e["seed"], of[e["entry"]]) for e in entries if e["entry"] in of}
-    for images, alpha, seed, method in sorted(places):
-        here = {e["entry"]: e for e in entries if (e["set"], e["alpha"], e["seed"]) == (images, alpha, seed)}
-        for name in [method, *(name for name, group in of.items() if group == method)]:
-            if name in here:
-                found, beside = here[name]["figures"], rows[images, alpha, name]["published"]["local"]
-                shown = [f"{100 * found[key]:.1f}" for key in (LOCAL, GLOBAL)]
-                text.append(cells([images, f"{alpha:g}", str(seed), name, *shown, stated(beside)]))
-    return "\n".join(text) if places else "Not run yet."
+    groups: dict[tuple[str, float, str, tuple[int, ...]], list[str]] = {}
+    for images, alpha in sorted({(images, alpha) for images, alpha, _ in rows}):
+        for line in lines:
+            if seeds := tuple(sorted(_by_seed(entries, images, alpha, line.label))):
+                groups.setdefault((images, alpha, line.group, seeds), [line.group]).append(line.label)
+    for (images, alpha, _, seeds), names in groups.items():
+        for name in names:
+            of = _by_seed(entries, images, alpha, name)
+            if not of.keys() >= {*seeds}:
+                continue
+            shown = [f"{100 * mean(of[seed][key] for seed in seeds):.1f}" for key in (LOCAL, GLOBAL)]
+            beside = stated(rows[images, alpha, name]["published"]["local"])
+            text.append(cells([images, f"{alpha:g}", ", ".join(map(str, seeds)), name, *shown, beside]))
+    return "\n".join(text) if groups else "Not run yet."
 
 
 def _name(line: Line) -> str:

@@ -158,7 +158,7 @@ def test_entries_are_chosen_by_name(grid: Any) -> None:
 
     assert labels(["fedavg", "local"]) == ["fedavg, own init", "fedavg, common init", "local"]
     assert labels(["fedbicross"]) == ["fedbicross"]
-    assert len(labels(["fedbicross"], ablations=True)) == 7
+    assert len(labels(["fedbicross"], ablations=True)) == 8
     assert labels(["dense"], ablations=True) == ["dense", "dense, as released"]
     assert labels(["fedbicross, one cluster", "dense", "dense, as released"], ablations=True) == [
         "fedbicross, one cluster",

@@ -92,6 +92,25 @@ def test_variants_stand_below_the_method_of_the_same_seed(page: Any) -> None:
     assert page.figures(tree(rows[0]))["ablations"] == "Not run yet."
 
 
+def test_variants_of_several_seeds_are_means_beside_the_method_over_the_same(page: Any) -> None:
+    """The method has a third seed, which does not count; another variant has one seed alone."""
+    rows = [
+        row("fedbicross", 0.9, 0.5, 3),
+        row("fedbicross, one cluster", 0.8, 0.4),
+        row("fedbicross, uniform cross", 0, 0, 1),
+    ]
+    found = tree(*rows)
+    for entry in found["entries"]:
+        if entry["seed"]:
+            entry["figures"] = {"local_accuracy": 0.7 if entry["seed"] == 1 else 0, "global_accuracy": 0.1}
+    assert [line[2:6] for line in lines(page.figures(found)["ablations"])[2:]] == [
+        ["0", "fedbicross", "90.0", "50.0"],
+        ["0", "fedbicross, uniform cross", "0.0", "0.0"],
+        ["0, 1", "fedbicross", "80.0", "30.0"],
+        ["0, 1", "fedbicross, one cluster", "75.0", "25.0"],
+    ]
+
+
 def test_published_settings_are_a_part_of_their_own(page: Any) -> None:
     (part,) = page.figures({**tree(row("fedbicross", 0.8, 0.7, 1)), "preset": "paper"}).items()
     assert part[0] == "published settings"
