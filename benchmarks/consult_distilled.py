@@ -30,6 +30,7 @@ READINGS: dict[str, dict[str, Any]] = {  # of the coordinator's work
     "without features": {"feature_weight": 0.0},
     "without either": {"tally_weight": 0.0, "feature_weight": 0.0},
     "from a random start": {"begin": "random"},
+    "longer": {"epochs": 20, "kd_steps": 400},
 }
 AT_SITES: dict[str, dict[str, Any]] = {  # of what sites make of it
     "as it came": {"prior": 0.0, "retake": False},

@@ -65,14 +65,14 @@ PLACE = ("set", "alpha", "reading", "personal")
 
 
 def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One reading of Stages 1 and 2, and all of Stage 3 on it."""
+    """One reading of Stages 1 and 2, and on it those of Stage 3."""
     reading = READINGS[place["reading"]]
     method = cell.make(METHOD, **reading)
     ctx = cell.context(method)
     *_, state = method.absorb(ctx, State(), cell.answers)
     bars, clusters = _bars(cell), state.facts["clusters"]
-    for name, changed in PERSONAL.items():
-        made = cell.make(METHOD, **reading, **changed)
+    for name in options.personal:
+        made = cell.make(METHOD, **reading, **PERSONAL[name])
         figures = dict(zip(("local", "global"), cell.at_sites(made, ctx, state), strict=True))
         rounded = {key: round(value, 6) for key, value in {**figures, **bars}.items()}
         yield {**place, "personal": name, "clusters": clusters, "figures": rounded}
@@ -127,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_options(parser, NAME)
     parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS), metavar="READING")
+    parser.add_argument("--personal", nargs="+", choices=PERSONAL, default=list(PERSONAL), metavar="READING")
     parser.add_argument("--page", type=Path, help="a page with this script's marks, for the table")
     options = parser.parse_args(arguments)
     code = main_of(EXPERIMENT, options)

@@ -86,6 +86,10 @@ def test_a_reading_is_worked_out_once_for_all_of_stage_three(
     assert out.stat().st_mtime_ns == before
     assert "| targets by shares |" in capsys.readouterr().out
 
+    few = ["--out", str(tmp_path / "few.json"), "--readings", "as in the preset", "--personal", "none"]
+    assert scripts.readings.main([*options, *few]) == 0
+    assert [row["personal"] for row in json.loads((tmp_path / "few.json").read_text())["entries"]] == ["none"]
+
     other = tmp_path / "other.toml"  # the preset means something else now
     other.write_text(PRESET.replace("trajectories = 1", "trajectories = 2"))
     assert scripts.readings.main([*arguments, "--preset", str(other)]) == 2
