@@ -30,11 +30,15 @@ READINGS: dict[str, dict[str, Any]] = {  # of the coordinator's work
     "without features": {"feature_weight": 0.0},
     "without either": {"tally_weight": 0.0, "feature_weight": 0.0},
     "from a random start": {"begin": "random"},
-    "longer": {"epochs": 20, "kd_steps": 400},
+    "250 steps of the student": {"kd_steps": 250},
+    "750 steps of the student": {"kd_steps": 750},
 }
 AT_SITES: dict[str, dict[str, Any]] = {  # of what sites make of it
-    "as it came": {"prior": 0.0, "retake": False},
-    "new statistics": {"prior": 0.0},
+    "as it came": {"prior": 0.0, "retake": False, "tune_epochs": 0},
+    "new statistics": {"prior": 0.0, "tune_epochs": 0},
+    "taught": {"prior": 0.0},
+    "taught, κ = 0": {"prior": 0.0, "tune_share": 0.0},
+    "taught, lr = 0.002": {"prior": 0.0, "tune_lr": 2e-3},
     "as in the preset": {},
 }
 FIGURES = {

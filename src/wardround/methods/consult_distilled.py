@@ -14,17 +14,17 @@ one of the models, which has seen real images. The generator goes on from epoch 
 falls along a cosine, and what goes home is the mean of the students of the last epochs (`averaged` is their share):
 each has learned from images a little different.
 
-At the site the student meets real images for the first time. It is offered with batch-norm statistics taken anew: of
-the classes that the site has seen from its own images, of the others from made ones, equally many of each (`retake`);
-and as it came. Then as with `consult`: the site's prior, tempered, its validation images the judge, its own model the
-bar. What the panel expects of all sites together the student has learned, so it stays, and the site's prior comes on
-top. Where it does better there, the network is fine-tuned: `tune_epochs` over the site's images and `replayed`
-synthetic ones with the panel's answers, which came home with it, so that what others have seen is not forgotten.
+At the site the student meets real images for the first time, and it is offered in three forms: as it came; with
+batch-norm statistics taken anew (`retake`), of the classes that the site has seen from its own images, of the others
+from made ones, equally many of each; and then taught on the same images what the site knows (`home_lesson.py`,
+`tune_epochs`), keeping what it thinks of classes that the site has not seen. Then as with `consult`: the site's prior,
+tempered, its validation images the judge, its own model the bar; the form that needs least of the prior is taken. What
+the panel expects of all sites together the student has learned, so it stays, and the site's prior comes on top.
 
 What leaks: the synthetic images go to every site. They are made from all models and resemble their training images as
-far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none, and
-statistics stay as they came. The student descends from one site's model, so what that remembers of its images may be
-left in it; `begin = "random"` avoids it.
+far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none, and the
+student stays as it came. It descends from one site's model, so what that remembers of its images may be left in it;
+`begin = "random"` avoids it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from pydantic import Field
 from torch import Tensor
 
 from wardround.data.federation import Site
-from wardround.data.imageset import ImageSet, merge
+from wardround.data.imageset import ImageSet
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.payload import Group, Payload
-from wardround.learn.fit import Fit
+from wardround.learn.fit import Fit, Teacher
 from wardround.learn.pairs import harmonic
 from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member, Predictor, single
@@ -51,9 +51,10 @@ from wardround.methods.base import Answer, Context, Work, join_groups
 from wardround.methods.class_ensemble import trained_on
 from wardround.methods.consult import ConsultSettings, counts_group, panel_of, seen_by_sites, told
 from wardround.methods.distilled import LARGE, Distilled, Epochs, SynthesisSettings, check_synthesis
+from wardround.methods.home_lesson import HomeLesson
 from wardround.methods.oneshot import logits_of, trained_models
 from wardround.methods.panel_epochs import SYNTHETIC, PanelEpochs
-from wardround.methods.personal_prior import Judge, Offer, accuracy
+from wardround.methods.personal_prior import Judge, Offer
 from wardround.methods.state import State
 from wardround.methods.trust import plausible
 from wardround.models import Weights
@@ -62,8 +63,9 @@ from wardround.study import Study
 from wardround.synthesis.student import Student
 
 OWN = "own"
-SEEN, EACH, STATISTICS_BATCH = 5, 128, 256  # images from which on a class is the site's own; of each class; in a batch
-RETAKEN = ", its batch-norm statistics taken anew,"
+SEEN, STATISTICS_BATCH = 5, 256  # images from which on a class is the site's own; of a batch
+LEAST, MOST = 16, 256  # images of each class that the student is shown at the site
+RETAKEN, TAUGHT = ", its batch-norm statistics taken anew,", ", taught what the site has seen,"
 
 
 class ConsultDistilled(Distilled):
@@ -83,7 +85,7 @@ class ConsultDistilled(Distilled):
         generator_steps: Count = 300
         generator_lr: Positive = 1e-3
         bn_weight: NotNegative = 1.0  # λ
-        kd_steps: Count = 250
+        kd_steps: Count = 500
         begin: Literal["member", "random"] = "member"  # the student before its first step
         feature_weight: NotNegative = 3.0  # of G
         tally_weight: NotNegative = 4.0  # of D
@@ -94,8 +96,9 @@ class ConsultDistilled(Distilled):
         averaged: Annotated[float, Field(ge=0, le=1)] = 0.25  # of the epochs, those at the end; 0: the last one alone
         replayed: Annotated[int, Field(ge=0)] = 512  # synthetic images that go home
         retake: bool = True  # batch-norm statistics at the site
-        tune_epochs: Count = 5
-        tune_lr: Positive = 2e-3
+        tune_epochs: Annotated[int, Field(ge=0)] = 10  # of the lesson at the site
+        tune_lr: Positive = 1e-2
+        tune_share: Share = 0.3  # κ
 
         def images(self, size: int) -> int:
             """The batch for images of this size."""
@@ -174,74 +177,79 @@ class ConsultDistilled(Distilled):
     # At the site ------------------------------------------------------------------------------------------------------
 
     def personal(self, ctx: Context, site: Site, delivered: Bundle, memory: State) -> Work[Predictor]:
-        """The student with the site's prior, or fine-tuned, or the site's own model: what its own images say."""
-        came = single(ctx.study.student_spec, join_groups(delivered))
-        at_home = self._at_home(ctx, site, came, delivered)
-        shared = at_home or came
+        """The student in the form that fits the site, with some of its prior, or the site's own model."""
+        forms = yield from self._forms(ctx, site, delivered)
         judge = Judge(site, self.settings.prior, self.settings.calibrate)
         if len(site.val) == 0:
-            predictor, words = judge.unjudged(shared)
+            predictor, words = judge.unjudged(forms[0][0])
             ctx.note(f"{site.name} {words}")
             return predictor
-        labels = site.val.labels.cpu()
         own = Member(ctx.study.spec(site.name), dict(memory.groups[OWN])) if OWN in memory.groups else None
         bar = None if own is None else (own, logits_of(ctx, own, site.val.images))
-        forms = [(came, "")] if at_home is None else [(at_home, RETAKEN), (came, "")]
         offers = [Offer(form, logits_of(ctx, form.members[0], site.val.images).double(), how) for form, how in forms]
-        chosen, words, reached = judge.choose(offers, bar)
-        tuned = yield from self._tuned(ctx, site, shared, delivered)
-        if tuned is not None:
-            said = logits_of(ctx, tuned.members[0], site.val.images).double()
-            right, how = accuracy(said, labels), "a fine-tune that replays synthetic images"
-            if right > reached:
-                better = f"takes the shared predictor after {how}, better than the {reached:.1%} without"
-                chosen, words, _ = judge.finished(tuned, said, bar, better)
-            else:
-                words += f"; {how} is no better ({right:.1%})"
+        chosen, words, _ = judge.choose(offers, bar)
         ctx.note(f"{site.name} {words}")
         return chosen
 
-    def _at_home(self, ctx: Context, site: Site, came: Predictor, delivered: Bundle) -> Predictor | None:
-        """The student with statistics of real images as far as the site has them; None where it stays as it came.
+    def _forms(self, ctx: Context, site: Site, delivered: Bundle) -> Work[list[tuple[Predictor, str]]]:
+        """The student as it came, and before it the forms that it takes at the site, the last one first."""
+        forms = [(single(ctx.study.student_spec, join_groups(delivered)), "")]
+        seen = site.train.counts().cpu() >= SEEN
+        mix = self._mix(ctx, site, seen, delivered.group(SYNTHETIC))
+        if mix is None:
+            return forms
+        if self.settings.retake:
+            forms.insert(0, (self._retaken(ctx, forms[0][0], mix), RETAKEN))
+        if self.settings.tune_epochs and bool(seen.any()):
+            taught = yield from self._taught(ctx, site, forms[0][0], mix, seen)
+            forms.insert(0, (taught, TAUGHT))
+        return forms
+
+    def _mix(self, ctx: Context, site: Site, seen: Tensor, synthetic: Mapping[str, Tensor]) -> ImageSet | None:
+        """Equally many images of each class: the site's own of those it has seen, made ones of the others.
+
+        As many as the site has of its commonest class, within limits. None where no images came home or the site has
+        none: then there is nothing to meet.
+        """
+        if not synthetic or len(site.train) == 0:
+            return None
+        draws = ctx.streams.torch("at home", site.name)
+        each = min(MOST, max(LEAST, int(site.train.counts().max())))
+        own = evenly(site.train.labels.cpu(), seen, each, draws)
+        made = evenly(synthetic["labels"].cpu(), ~seen, each, draws)
+        if len(own) + len(made) < 2:
+            return None
+        order = torch.randperm(len(own) + len(made), generator=draws)
+        images = torch.cat([_taken(site.train.images, own), _taken(synthetic["images"], made)])[order]
+        labels = torch.cat([_taken(site.train.labels, own), _taken(synthetic["labels"], made)])[order]
+        return ImageSet(images, labels, site.train.classes).to(site.train.images.device)
+
+    def _retaken(self, ctx: Context, came: Predictor, mix: ImageSet) -> Predictor:
+        """The student with statistics of real images as far as the site has them.
 
         Those of made images are near real ones, but not the same, and every layer adds to the difference. Those of the
         site's images alone would be of its own mix of classes, and the student is to know the others, too.
         """
-        synthetic = delivered.group(SYNTHETIC)
-        if not self.settings.retake or not synthetic or len(site.train) == 0:
-            return None
-        draws, device = ctx.streams.torch("statistics", site.name), ctx.device.torch
-        seen = site.train.counts().cpu() >= SEEN
-        own = evenly(site.train.labels.cpu(), seen, EACH, draws)
-        made = evenly(synthetic["labels"].cpu(), ~seen, EACH, draws)
-        images = torch.cat([_taken(site.train.images, own), _taken(synthetic["images"], made)])
-        images = images[torch.randperm(len(images), generator=draws)]
-        batches = [normalise(part.to(device)) for part in torch.split(images, STATISTICS_BATCH) if len(part) > 1]
-        if not batches:
-            return None
-        (student,), precision = came.members, ctx.study.settings.train.precision
+        device, precision, (student,) = ctx.device.torch, ctx.study.settings.train.precision, came.members
+        parts = [part for part in torch.split(mix.images, STATISTICS_BATCH) if len(part) > 1]
+        batches = (normalise(part.to(device)) for part in parts)
         return single(student.spec, retaken(student.spec, student.weights, batches, device, precision))
 
-    def _tuned(self, ctx: Context, site: Site, shared: Predictor, delivered: Bundle) -> Work[Predictor | None]:
-        """The student after a few epochs over the site's images and synthetic ones."""
-        synthetic = delivered.group(SYNTHETIC)
-        if not synthetic or len(site.train) == 0 or self.settings.prior is not None:
-            return None
-        replay = ImageSet(synthetic["images"], synthetic["labels"], site.train.classes)
-        device = site.train.images.device
-        replay = replace(replay, images=replay.images.to(device), labels=replay.labels.to(site.train.labels.device))
-        plain = replace(site.train, sites=None, patients=None)
-        recipe = replace(ctx.study.recipe(0, self.settings.tune_epochs), lr=self.settings.tune_lr, schedule="cosine")
+    def _taught(self, ctx: Context, site: Site, shared: Predictor, mix: ImageSet, seen: Tensor) -> Work[Predictor]:
+        """The student after a lesson on the site's images and made ones."""
+        (student,), s = shared.members, self.settings
+        recipe = replace(ctx.study.recipe(0, s.tune_epochs), lr=s.tune_lr, schedule="cosine", keep="last")
         fitted = yield Fit(
-            label=f"{site.name}, fine-tuned",
-            spec=ctx.study.student_spec,
-            start=shared.members[0].weights,
-            data=merge([plain, replay]),
-            validation=site.val,
+            label=f"{site.name}, at home",
+            spec=student.spec,
+            start=student.weights,
+            data=mix,
             recipe=recipe,
             seed=ctx.streams.number("tune", site.name),
+            objective=HomeLesson(seen, s.tune_share),
+            teachers=(Teacher(student.spec, student.weights),),
         )
-        return single(ctx.study.student_spec, fitted.weights)
+        return single(student.spec, fitted.weights)
 
 
 def evenly(labels: Tensor, classes: Tensor, each: int, draws: torch.Generator) -> Tensor:
