@@ -14,6 +14,7 @@ loss is the cross-entropy of q.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -32,8 +33,9 @@ class HomeLesson(Objective):
 
     def loss(self, step: Step) -> Tensor:
         """Cross-entropy of q: the label of a made image is outside C, and that alone tells it."""
-        before = step.teachers[0].logits.float().softmax(dim=1)
+        before = step.teachers[0].logits.softmax(dim=1)
         own = self.seen[step.labels].unsqueeze(1)
         kept = before * (~own + own * ~self.seen * (1 - self.share))
-        right = F.one_hot(step.labels, before.shape[1]) * (1 - kept.sum(dim=1, keepdim=True))
+        left = 1 - kept.sum(dim=1, keepdim=True)
+        right = torch.zeros_like(kept).scatter(1, step.labels.unsqueeze(1), left)
         return F.cross_entropy(step.outputs.logits, kept + right)
