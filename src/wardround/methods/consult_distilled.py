@@ -98,7 +98,7 @@ class ConsultDistilled(Distilled):
         retake: bool = True  # batch-norm statistics at the site
         tune_epochs: Annotated[int, Field(ge=0)] = 10  # of the lesson at the site
         tune_lr: Positive = 1e-2
-        tune_share: Share = 0.3  # κ
+        tune_share: Share = 0.5  # κ
 
         def images(self, size: int) -> int:
             """The batch for images of this size."""
