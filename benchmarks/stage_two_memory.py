@@ -2,8 +2,8 @@
 
 The coordinator's work alone on one GPU, on five ResNet-18 sites that have hardly learned, bf16: peak memory with
 trajectories of 100 and of 500 steps. FedISCA, which declares that memory, is there to show that growth would be seen.
-Each is measured in a process of its own, and cuDNN is kept from trying algorithms out: what it chooses to work with
-differs from start to start by more than a trajectory holds.
+Each is measured in a process of its own, and cuDNN is kept from trying algorithms out: the memory that its choices need
+may differ from start to start as much as trajectories of these lengths do.
 
     python benchmarks/stage_two_memory.py bloodmnist.npz [--out stage_two_memory.json]
 """
