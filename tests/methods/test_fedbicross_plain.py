@@ -166,6 +166,21 @@ def test_stage_two_is_a_plain_loop(clusters: list[list[int]], cross: list[list[f
     assert float((expected - weights).abs().max()) > 0.01 or own.get("cross") == "uniform"
 
 
+@pytest.mark.parametrize(("clusters", "same"), [(ALONE, True), (PAIR, False)], ids=["alone", "a pair"])
+def test_only_where_models_answer_together_it_matters_what_is_averaged(clusters: list[list[int]], same: bool) -> None:
+    """The logarithm of one model's probabilities is its logits but for a constant, which no loss feels."""
+    ctx, sent = three()
+    named = [[sorted(sent)[i] for i in places] for places in clusters]
+    weights = torch.full((len(clusters), len(clusters)), 1 / len(clusters), dtype=torch.float64)
+    begun = State({"cross": {"weights": weights}}, {"trajectory": 0, "clusters": named, "silhouettes": {}})
+    readings = [
+        FedBiCross.Settings(**{**OWN, "steps": 3, "trajectories": 1}, mean=of) for of in ("logits", "probabilities")
+    ]
+    one, other = (list(FedBiCross(s).absorb(ctx, begun, sent))[-1].groups["model-000"] for s in readings)
+    apart = max(float((one[name] - other[name]).abs().max()) for name in one if one[name].is_floating_point())
+    assert apart < 1e-4 if same else apart > 1e-3
+
+
 # Stage 3 --------------------------------------------------------------------------------------------------------------
 
 

@@ -132,6 +132,23 @@ def test_the_mean_of_the_logits() -> None:
     assert not teachers.logits(pixels().requires_grad_()).requires_grad
 
 
+def test_the_mean_of_the_probabilities() -> None:
+    """(3/4, 1/4) and (1/4, 3/4) are undecided together; one that is sure outvotes one that doubts."""
+    one, other = torch.tensor([[math.log(3), 0.0]]), torch.tensor([[5.0, 5.0 + math.log(3)]])
+    assert View((one, other), (), "probabilities").mean.exp().tolist() == [[pytest.approx(0.5), pytest.approx(0.5)]]
+    sure, unsure = torch.tensor([[0.0, 20.0, -20.0]]), torch.tensor([[100.0, 99.0, 0.0]])
+    found = View((sure, unsure), (), "probabilities").mean.softmax(dim=1)
+    assert found[0].tolist() == pytest.approx([0.5 / (1 + math.e**-1), 0.5 + 0.5 / (1 + math.e), 0], abs=1e-6)
+    for kind in (Teachers([member(1), member(2)], CPU, mean="probabilities"), adapted_by_probability()):
+        alone = torch.stack([teacher.logits(pixels()).softmax(dim=1) for teacher in kind.teachers])
+        torch.testing.assert_close(kind.logits(pixels()).exp(), alone.mean(dim=0))
+        torch.testing.assert_close(kind.view(pixels()).mean, kind.logits(pixels()))
+
+
+def adapted_by_probability() -> AdaptedTeachers:
+    return AdaptedTeachers([member(1), member(2)], CPU, mean="probabilities")
+
+
 def test_teachers_of_different_architectures_answer_together() -> None:
     wide = member(3, NetSpec("wrn16-2", 3, 4, 8, width=2))
     view = Teachers([member(1), wide], CPU).view(pixels())

@@ -42,8 +42,8 @@ class Cluster:
         study, device, precision = ctx.study, ctx.device.torch, ctx.study.settings.train.precision
         spec = study.student_spec
         self.k = k
-        self.teachers = Teachers(members, device, precision)
-        self.adapted = AdaptedTeachers(members, device, "ema", s.follow, precision)
+        self.teachers = Teachers(members, device, precision, s.mean)
+        self.adapted = AdaptedTeachers(members, device, "ema", s.follow, precision, s.mean)
         shares = state.facts.get("mix")
         drawn = (
             shared_labels(s.batch, torch.tensor(shares[k])) if shares else balanced_labels(s.batch, len(study.classes))

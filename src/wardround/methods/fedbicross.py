@@ -14,8 +14,9 @@ What the paper leaves open, and what is done here:
 - η_G: SGD as FedISCA's, at 1e-2, a tenth after half of the trajectories and a hundredth after three quarters.
 - η_w is not given, and the scale of Eq. 8's gradient is arbitrary (τ², η_G): it is divided by its largest entry
   (`normalise`).
-- F_k is the mean of logits; KL has the factor τ² and temperature 20 in Eq. 5 and Eq. 10 alike. G_k meets the images of
-  cluster j with the teachers of cluster j, each cluster's batch in a forward pass of its own.
+- F_k is the mean of logits, as in FedISCA's code; the text speaks of averaged predictions, which may mean
+  probabilities: `mean = "probabilities"`. KL has the factor τ² and temperature 20 in Eq. 5 and Eq. 10 alike. G_k meets
+  the images of cluster j with the teachers of cluster j, each cluster's batch in a forward pass of its own.
 - The validation pass uses batch statistics, as the training loss does, and leaves the running ones alone.
 - Running statistics of G mix noise levels, so they are taken anew from the last images, as many of each cluster as its
   weight says (`recalibrate = "synthetic"`), and again at the site from its own images before anything else (`"site"`,
@@ -64,6 +65,7 @@ from wardround.study import Study
 from wardround.synthesis import subspaces
 from wardround.synthesis.clusters import Clustering, answers_to_noise, central, group, parameters, similarity
 from wardround.synthesis.student import distillation
+from wardround.synthesis.teachers import Mean
 
 OWN, SUBSPACE = "own", "subspace"
 STATISTICS_BATCH = 256
@@ -99,6 +101,7 @@ class FedBiCross(OneShot):
         inner: Literal["sampled", "all"] = "sampled"
         begin: Literal["random", "member"] = "random"  # G_k^(0)
         targets: Literal["all", "known", "shares"] = "all"  # y
+        mean: Mean = "logits"  # of a cluster's models, F_k
         lr: Positive = 1e-2  # η_G
         schedule: Literal["step", "cosine"] = "step"
         eta_w: Positive = 0.01

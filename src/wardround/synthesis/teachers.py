@@ -25,7 +25,15 @@ from wardround.synthesis.fused_norm import FusedNorm, replace_norms, widened
 
 Adaptation = Literal["ema", "batch"]
 Precision = Literal["fp32", "bf16"]
+Mean = Literal["logits", "probabilities"]
 NOT_FELT = 2.0**-24  # a share smaller than this changes no float32
+
+
+def common_answer(logits: Sequence[Tensor], mean: Mean) -> Tensor:
+    """What teachers say together, as logits: the mean of theirs (Eq. 3), or the logarithm of their mean probability."""
+    if mean == "logits":
+        return torch.stack(tuple(logits)).mean(dim=0)
+    return torch.stack([each.log_softmax(dim=-1) for each in logits]).logsumexp(dim=0) - math.log(len(logits))
 
 
 class View(NamedTuple):
@@ -33,11 +41,12 @@ class View(NamedTuple):
 
     logits: tuple[Tensor, ...]
     gaps: tuple[Tensor, ...]
+    of: Mean = "logits"
 
     @property
     def mean(self) -> Tensor:
-        """Eq. 3: the mean of the teachers' logits."""
-        return torch.stack(self.logits).mean(dim=0)
+        """Their common answer."""
+        return common_answer(self.logits, self.of)
 
 
 class Teacher:
@@ -84,15 +93,22 @@ class Teacher:
 
 
 class Teachers:
-    """Frozen networks that answer together.
+    """Frozen networks that answer together, by the mean of their logits or of their probabilities.
 
     In bf16 the convolutions and the head are kept in it; batch-norm parameters and statistics, and what comes out,
     stay float32.
     """
 
-    def __init__(self, members: Sequence[Member], device: torch.device, precision: Precision = "fp32") -> None:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        device: torch.device,
+        precision: Precision = "fp32",
+        mean: Mean = "logits",
+    ) -> None:
         self.teachers = [Teacher(member, device, precision) for member in members]
         self.bf16 = precision == "bf16"
+        self.mean = mean
 
     @property
     def nets(self) -> list[StagedNet]:
@@ -100,16 +116,16 @@ class Teachers:
         return [teacher.net for teacher in self.teachers]
 
     def logits(self, pixels: Tensor) -> Tensor:
-        """Eq. 3, without a gradient."""
+        """Their common answer, without a gradient."""
         pixels = pixels.bfloat16() if self.bf16 else pixels
         with torch.no_grad():
-            return torch.stack(each([partial(teacher.logits, pixels) for teacher in self.teachers])).mean(dim=0)
+            return common_answer(each([partial(teacher.logits, pixels) for teacher in self.teachers]), self.mean)
 
     def view(self, pixels: Tensor) -> View:
         """Logits and statistics in one pass, differentiable in the pixels."""
         pixels = pixels.bfloat16() if self.bf16 else pixels
         found = each([partial(teacher.view, pixels) for teacher in self.teachers])
-        return View(tuple(logits for logits, _ in found), tuple(gap for _, gap in found))
+        return View(tuple(logits for logits, _ in found), tuple(gap for _, gap in found), self.mean)
 
 
 class AdaptedTeachers(Teachers):
@@ -127,8 +143,9 @@ class AdaptedTeachers(Teachers):
         adaptation: Adaptation = "ema",
         momentum: float = 0.9,
         precision: Precision = "fp32",
+        mean: Mean = "logits",
     ) -> None:
-        super().__init__(members, device, precision)
+        super().__init__(members, device, precision, mean)
         self.adaptation = adaptation
         for layer in self._layers():
             layer.momentum = 1 - momentum
@@ -142,7 +159,7 @@ class AdaptedTeachers(Teachers):
             each([partial(net.features, pixels) for net in self.nets])
 
     def logits(self, pixels: Tensor) -> Tensor:
-        """Eq. 3 with adapted statistics, without a gradient."""
+        """Their common answer with adapted statistics, without a gradient."""
         if self.adaptation == "ema":
             return super().logits(pixels)
         with self._batch_statistics(recorded=False):
