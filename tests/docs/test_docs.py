@@ -264,6 +264,13 @@ def test_the_readme_quotes_the_benchmarks_results() -> None:
     for kind in ("bf16", "fp32"):
         accuracies = [100 * row["figures"]["accuracy"] for row in precision if row["precision"] == kind]
         assert " and ".join(f"{value:.1f}" for value in accuracies) + " %" in speed
+    held = json.loads(text_of("benchmarks/results/stage_two_memory.json"))["GiB"]
+    assert f"of 500 steps ({held['fedbicross']['T 500']['most']:.1f} GiB at most)" in speed
+    assert f"100 ({held['fedbicross']['T 100']['most']:.1f} GiB)" in speed
+    long, short = (held["fedisca"][length]["held"] for length in ("T 500", "T 100"))
+    assert f"holds {long:.2f} GiB between steps instead of {short:.2f}" in speed
+    for of in ("most", "held"):
+        assert held["fedbicross"]["T 500"][of] <= held["fedbicross"]["T 100"][of]
     exchange = json.loads(text_of("benchmarks/results/exchange_overhead.json"))
     assert f"{1000 * exchange['exchange_s']:.0f} ms, and {1000 * exchange['checkpoint_s']:.0f} ms" in speed
     assert f"{json.loads(text_of('benchmarks/results/fedavg_cpu.json'))['ratio']:.2f} times" in speed
