@@ -51,4 +51,4 @@ def assert_same(found: Fitted, expected: Fitted) -> None:
 def the_best(**recipe: Any) -> Fit:
     """Six epochs, of which the best is neither the first nor the last."""
     fit = a_fit(BN, epochs=6, keep="best", lr=0.05, **recipe)
-    return replace(fit, validation=images(12, seed=5))
+    return replace(fit, validation=images(12, seed=2))

@@ -26,7 +26,7 @@ class Recipe:
     `step` multiplies the rate by `gamma` when each of the `milestones` (shares of the epochs) has passed; `cosine`
     takes it to zero, step by step. `augmentation` is what `augment` does (see `pixels`). `checkpointing` keeps the
     stages' inputs only and computes the rest again for the gradient: the same numbers from less memory. `keep` says
-    which epoch's weights come back: the last, or the best on validation images.
+    which epoch's weights come back: the last, or the best on validation images (of equals the last).
     """
 
     epochs: int
