@@ -1,9 +1,10 @@
 """Running statistics taken anew."""
 
+import pytest
 import torch
 
 from wardround.learn import nets
-from wardround.learn.statistics import retaken
+from wardround.learn.statistics import even_parts, retaken
 from wardround.models import NetSpec, build, fresh, spec_layout
 
 SPEC = NetSpec("small", 3, 4, 8, width=2)
@@ -37,3 +38,14 @@ def test_the_next_borrower_gets_the_usual_momentum() -> None:
     retaken(SPEC, weights, batches(), CPU)
     with nets.borrow(SPEC, CPU, weights) as net:
         assert {m.momentum for m in net.modules() if isinstance(m, torch.nn.BatchNorm2d)} == {0.1}
+
+
+@pytest.mark.parametrize(
+    ("n", "sizes"),
+    [(1, [1]), (2, [2]), (256, [256]), (257, [129, 128]), (258, [129, 129]), (513, [171, 171, 171]), (600, [200] * 3)],
+)
+def test_parts_are_of_a_size(n: int, sizes: list[int]) -> None:
+    """Two images left over by 256 would be half of all statistics."""
+    parts = even_parts(torch.arange(n))
+    assert [len(part) for part in parts] == sizes
+    assert torch.equal(torch.cat(parts), torch.arange(n))

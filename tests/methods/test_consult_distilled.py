@@ -17,6 +17,7 @@ from tiny import context, coordinate, deployed, drive, federation, predictor_byt
 from wardround.data.federation import Federation
 from wardround.errors import BadInput
 from wardround.exchange.bundle import Bundle
+from wardround.learn import statistics
 from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member, Predictor
 from wardround.methods import consult_distilled
@@ -228,6 +229,11 @@ def test_the_student_begins_as_the_member_that_has_seen_most_pairs(sent: Sent) -
     of.counts = {"site-1": torch.tensor([90, 90, 0, 0]), "site-2": torch.tensor([0, 2, 2, 2])}  # 2·log 91, 6·log 3
     members = [Member(ctx.study.spec(site), join_groups(bundles[site])) for site in ("site-1", "site-2")]
     assert of.begins_as(ctx, members) is members[0].weights
+    claimed = [[9, 9, 9, 0], [10**6, 10**6, 0, 0], [10, 10, 10, 10]]  # of a million, 60 are believed
+    of.counts = {f"site-{place + 1}": torch.tensor(counts) for place, counts in enumerate(claimed)}
+    three = [*members, replace(members[0], spec=replace(members[0].spec, width=3))]
+    assert of.begins_as(ctx, three) is members[0].weights
+    of.counts = {"site-1": torch.tensor([90, 90, 0, 0]), "site-2": torch.tensor([0, 2, 2, 2])}
     other = replace(members[0], spec=replace(members[0].spec, width=3))
     assert of.begins_as(ctx, [other, members[1]]) is members[1].weights
     assert torch.equal(of.begins_as(ctx, [other, other])["head.weight"], fresh)
@@ -462,6 +468,12 @@ def test_a_site_without_memory_or_validation_images(sent: Sent) -> None:
         "site-1 has no validation images: it takes the shared predictor with its own prior, tempered by 1.00, as "
         "nothing can be measured"
     )
+    of = method(tune_epochs=0)
+    drive(ctx, of.personal(ctx, blind, home(ctx, of, constant(ctx, 3)), State()))
+    assert notes[2].startswith(
+        "site-1 has no validation images: it takes the shared predictor, its batch-norm statistics taken anew, with "
+        "its own prior, tempered by 1.00"
+    )
 
 
 @pytest.mark.parametrize("own", [{"tune_epochs": 0}, {"replayed": 0}, {}])
@@ -512,6 +524,9 @@ def test_statistics_are_of_the_sites_images_and_of_made_ones_of_what_it_has_not_
     own = normalise(site.train.images)
     for klass in (0, 1):
         assert sum(any(torch.equal(image, real) for real in own[site.train.labels == klass]) for image in batch) == 2
+    monkeypatch.setattr(statistics, "BATCH", 6)
+    drive(ctx, of.personal(ctx, site, delivered, State()))
+    assert [len(batch) for batch in shown] == [8, 4, 4]
 
 
 def test_the_form_of_the_student_that_needs_less_of_the_prior_is_taken(sent: Sent) -> None:

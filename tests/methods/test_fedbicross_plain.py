@@ -17,6 +17,7 @@ from wardround.exchange.bundle import Bundle
 from wardround.learn.fit import Outputs, Step
 from wardround.learn.predictor import Member
 from wardround.methods.base import Context
+from wardround.methods.cross_cluster import StageTwo
 from wardround.methods.fedbicross import FedBiCross, PersonalDistillation
 from wardround.methods.state import State
 from wardround.models import StagedNet, Weights
@@ -177,6 +178,9 @@ def test_only_where_models_answer_together_it_matters_what_is_averaged(clusters:
         FedBiCross.Settings(**{**OWN, "steps": 3, "trajectories": 1}, mean=of) for of in ("logits", "probabilities")
     ]
     one, other = (list(FedBiCross(s).absorb(ctx, begun, sent))[-1].groups["model-000"] for s in readings)
+    for s in readings:
+        stage = StageTwo(ctx, s, begun, dict(zip(sorted(sent), members(ctx, sent), strict=True)))
+        assert {of.mean for cluster in stage.clusters for of in (cluster.teachers, cluster.adapted)} == {s.mean}
     apart = max(float((one[name] - other[name]).abs().max()) for name in one if one[name].is_floating_point())
     assert apart < 1e-4 if same else apart > 1e-3
 

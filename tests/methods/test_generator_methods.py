@@ -31,7 +31,7 @@ def test_any_state_but_the_last_can_be_continued_from(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "stops"),
-    [("coboosting", [(0, 1), (1, 2), (2, 3)]), ("dafl", [(2,), (2,), (2,)]), ("dense", [(1,), (2,), (3,)])],
+    [("coboosting", [(3, 0, 1), (3, 1, 2), (3, 2, 3)]), ("dafl", [(2,)] * 3), ("dense", [(3, 1), (3, 2), (3, 3)])],
 )
 def test_a_stop_after_any_step_changes_nothing(name: str, stops: list[tuple[int, ...]]) -> None:
     """From every state to the next alone, and from every state to the end; an epoch may take longer than a minute."""

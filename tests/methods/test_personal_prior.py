@@ -98,6 +98,19 @@ def test_of_several_forms_that_with_the_smallest_share_is_taken() -> None:
     assert free.words.startswith("takes the shared predictor, louder (100.0%")
 
 
+def test_of_forms_that_need_equally_little_the_one_that_is_most_often_right_if_asked_for() -> None:
+    """The own model is right on half of the images; the forms, without the prior, on half, all, and all of them."""
+    here, own = site([0, 1] * 10, [0, 1]), (OWN, many([1, 0], [1, 0]))
+    scores = [many([1, 0], [1, 0]), many([1, 0], [0, 1]), many([1, 0], [0, 1])]
+    forms = [Offer(SHARED, said, how) for said, how in zip(scores, (", taught", ", new", ""), strict=True)]
+    first = Judge(here, None, calibrate=False).choose(forms, own)
+    assert first.words.startswith("takes the shared predictor, taught (50.0% of 20")
+    right = Judge(here, None, calibrate=False, of_equals="right").choose(forms, own)
+    assert right.words.startswith("takes the shared predictor, new (100.0% of 20")
+    less = [Offer(SHARED, many([1, 0], [0.4, 0]), ", early"), *forms[:1]]  # both right on half, and both at t = 0
+    assert Judge(here, None, False, "right").choose(less, own).words.startswith("takes the shared predictor, early (50")
+
+
 def test_its_own_prior_takes_the_place_of_what_the_shared_predictor_expected() -> None:
     """That expects class 1 by 0.4, of which (1 − t) stays; so the second image is called 1 by 0.6 + 0.4·(1 − t).
 
@@ -186,7 +199,7 @@ def test_a_site_that_has_trained_on_nothing_has_no_prior_to_begin_with() -> None
     shared = replace(SHARED, log_prior=double(-0.2, -2.0))
     found = Judge(site([1], []), None, calibrate=False).choose([Offer(shared, double([1, 0]))], None)
     assert found.predictor == shared
-    unjudged, words = Judge(site([], []), None, calibrate=False).unjudged(shared)
+    unjudged, words = Judge(site([], []), None, calibrate=False).unjudged(Offer(shared, double()))
     assert unjudged == shared
     assert words == "has no validation images: it takes the shared predictor as it is"
 
@@ -195,12 +208,12 @@ def test_a_site_that_has_trained_on_nothing_has_no_prior_to_begin_with() -> None
 def test_a_site_without_validation_images_takes_the_whole_prior_or_what_is_fixed(
     prior: float | None, share: float, why: str
 ) -> None:
-    found, words = Judge(site([], [0] * 5 + [1]), prior, calibrate=True).unjudged(SHARED)
+    found, words = Judge(site([], [0] * 5 + [1]), prior, calibrate=True).unjudged(Offer(SHARED, double()))
     assert found.log_prior is not None
     torch.testing.assert_close(found.log_prior, share * double(5.5 / 7, 1.5 / 7).log())
     start = "has no validation images: it takes the shared predictor with its own prior, tempered by"
     assert words == f"{start} {share:.2f}, {why}"
-    found, words = Judge(site([], [0]), 0.0, calibrate=True).unjudged(SHARED)
+    found, words = Judge(site([], [0]), 0.0, calibrate=True).unjudged(Offer(SHARED, double()))
     assert found == SHARED
     assert words == "has no validation images: it takes the shared predictor as it is, as set"
 
@@ -307,3 +320,8 @@ def test_a_site_finds_the_floor_on_what_it_answers_right_without_its_prior() -> 
     assert marks is not None
     assert marks.tolist() == [True, *[False] * 20, True]
     assert SHARED.unfamiliar(scores) is None
+    sharp = Judge(site(labels, [0] * 5 + [1]), 1.0, calibrate=True).choose([Offer(SHARED, scores)], None).predictor
+    assert sharp.sharpness is not None
+    assert sharp.floor is not None
+    assert float(sharp.sharpness) != 1
+    assert float(sharp.floor) == pytest.approx(2 * float(sharp.sharpness))  # in the scores as they are now

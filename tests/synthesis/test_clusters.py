@@ -41,6 +41,14 @@ def test_two_pairs_are_two_clusters_with_the_silhouette_by_hand(clustering: Any)
     assert found.silhouettes[3] == pytest.approx((9 / 10 + 8 / 9) / 4)
 
 
+def test_angles_are_distances_already() -> None:
+    """Two pairs, 1 apart within and 4 across: (4 − 1) / 4; between the rows of that matrix it would be 0.8."""
+    angles = points([0, 1, 4, 4], [1, 0, 4, 4], [4, 4, 0, 1], [4, 4, 1, 0])
+    found = group(angles, "subspaces", 0, 0)
+    assert found.labels in ((0, 0, 1, 1), (1, 1, 0, 0))
+    assert found.silhouettes[2] == pytest.approx(0.75)
+
+
 def test_three_far_pairs_are_three_clusters() -> None:
     assert group(points(0, 100, 200, 1, 101, 201), "predictions", 0, seed=0).labels == (0, 1, 2, 0, 1, 2)
 

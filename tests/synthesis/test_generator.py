@@ -273,6 +273,13 @@ def test_teachers_without_batch_norm_and_of_other_widths_answer() -> None:
 # One batch ------------------------------------------------------------------------------------------------------------
 
 
+def made(maker: BatchMaker, draw: torch.Generator, inputs: list[tuple[Tensor, ...]]) -> Tensor:
+    maker.begin(draw)
+    for given in inputs:
+        maker.step(*given)
+    return maker.made()
+
+
 @pytest.mark.parametrize(("losses", "best"), [((3.0, 1.0, 2.0), 1), ((1.0, 1.0, 5.0), 0), ((3.0, 2.0, -1.0), 2)])
 def test_the_images_of_lowest_loss_are_kept(losses: tuple[float, ...], best: int) -> None:
     seen: list[Tensor] = []
@@ -284,16 +291,16 @@ def test_the_images_of_lowest_loss_are_kept(losses: tuple[float, ...], best: int
     maker = BatchMaker(ImageGenerator(SHAPE, 5, CPU, lr=0.1, learned=6), loss)
     for _ in range(2):  # the second call begins anew, and forgets what the first found
         seen.clear()
-        found = maker.make(stream(), [(torch.tensor(value),) for value in losses])
+        found = made(maker, stream(), [(torch.tensor(value),) for value in losses])
         assert len({float(images.sum()) for images in seen}) == 3
         assert torch.equal(found, seen[best])
 
 
 def test_a_batch_that_was_made_is_not_overwritten_by_the_next() -> None:
     maker = BatchMaker(ImageGenerator(SHAPE, 5, CPU, lr=0.1, learned=6), lambda images: images.sum())
-    first = maker.make(stream(0), [()] * 2)
+    first = made(maker, stream(0), [()] * 2)
     kept = first.clone()
-    assert not torch.equal(maker.make(stream(1), [()] * 2), kept)
+    assert not torch.equal(made(maker, stream(1), [()] * 2), kept)
     assert torch.equal(first, kept)
 
 
@@ -304,7 +311,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(value: float) -> None:
         require_finite(torch.tensor(value))
     maker = BatchMaker(ImageGenerator(SHAPE, 5, CPU, lr=0.1, learned=6), lambda images: images.sum() * value)
     with pytest.raises(RunFailed):
-        maker.make(stream(), [()] * 2)
+        made(maker, stream(), [()] * 2)
 
 
 # The pool -------------------------------------------------------------------------------------------------------------

@@ -45,7 +45,10 @@ def two_epochs(precision: Precision) -> tuple[Tensor, Tensor]:
         draw = stream(epoch)
         labels = torch.randint(4, (16,), generator=draw).cuda()
         crops = draw_crops(6 * 16, "crop", draw).cuda().view(6, 16, 3)
-        pool.add(maker.make(draw, [(labels, crop) for crop in crops]), labels)
+        maker.begin(draw)
+        for crop in crops:
+            maker.step(labels, crop)
+        pool.add(maker.made(), labels)
         for _ in range(4):
             for index, crop in pool.one_pass(16, 0, "crop", draw):
                 lesson(index, crop)

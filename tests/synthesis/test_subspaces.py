@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wardround.errors import BadInput
 from wardround.synthesis import subspaces
-from wardround.synthesis.subspaces import Over, principal_angles, proximity, signature
+from wardround.synthesis.subspaces import principal_angles, proximity, signature
 
 
 def span(*vectors: list[float]) -> Tensor:
@@ -40,7 +40,6 @@ def test_two_planes_that_share_a_line_and_meet_at_thirty_degrees() -> None:
     other = span(turned(30), [0, 0, 1, 0])
     assert principal_angles(one, other).tolist() == pytest.approx([0, 30], abs=1e-9)
     assert proximity([one, other]).tolist() == [[0, pytest.approx(0, abs=1e-9)], [pytest.approx(0, abs=1e-9), 0]]
-    assert proximity([one, other], "sum")[0, 1] == pytest.approx(30)
 
 
 def test_planes_at_thirty_and_ninety_degrees() -> None:
@@ -49,7 +48,6 @@ def test_planes_at_thirty_and_ninety_degrees() -> None:
     other = span([math.cos(math.pi / 6), 0, 0.5, 0], [0, 0, 0, 1])
     assert principal_angles(one, other).tolist() == pytest.approx([30, 90])
     assert proximity([one, other])[1, 0] == pytest.approx(30)
-    assert proximity([one, other], "sum")[1, 0] == pytest.approx(120)
 
 
 def test_three_sites() -> None:
@@ -63,22 +61,19 @@ def test_what_is_compared_is_the_subspace_and_not_its_vectors() -> None:
     half = math.sqrt(0.5)
     same = span([half, half, 0, 0], [-half, half, 0, 0])
     crossed = span([3, 0, 0, 0], [1, 1, 0, 0], [2, 1, 0, 0])  # neither of length 1, nor apart, nor independent
-    np.testing.assert_allclose(proximity([one, same, -one, crossed], "sum"), np.zeros((4, 4)), atol=1e-6)
+    np.testing.assert_allclose(proximity([one, same, -one, crossed]), np.zeros((4, 4)), atol=1e-6)
 
 
-@pytest.mark.parametrize(("over", "expected"), [("smallest", 30.0), ("sum", 120.0)])
-def test_a_direction_that_one_site_lacks_is_at_a_right_angle(over: Over, expected: float) -> None:
+def test_sites_of_different_numbers_of_directions() -> None:
     line, plane = span([*turned(30)], [0, 0, 0, 0]), span(turned(0), [0, 0, 0, 1])
-    assert proximity([line, plane], over)[0, 1] == pytest.approx(expected)
-    assert proximity([plane, line], over)[0, 1] == pytest.approx(expected)
+    assert proximity([line, plane])[0, 1] == pytest.approx(30)
+    assert proximity([plane, line])[0, 1] == pytest.approx(30)
 
 
-@pytest.mark.parametrize(("over", "expected"), [("smallest", 90.0), ("sum", 180.0)])
-def test_an_empty_site_is_at_right_angles_to_all_others(over: Over, expected: float) -> None:
+def test_an_empty_site_is_at_right_angles_to_all_others() -> None:
     empty, plane = torch.zeros(4, 2), span(turned(0), [0, 0, 0, 1])
-    found = proximity([empty, plane, empty], over)
-    assert found.tolist() == [[0, expected, 90], [expected, 0, expected], [90, expected, 0]]
-    assert proximity([], over).shape == (0, 0)
+    assert proximity([empty, plane, empty]).tolist() == [[0, 90, 90], [90, 0, 90], [90, 90, 0]]
+    assert proximity([]).shape == (0, 0)
 
 
 @settings(deadline=None, max_examples=25)
@@ -150,9 +145,8 @@ def test_sites_of_the_same_kind_are_nearer_than_others() -> None:
         noise = torch.randint(0, 60, (40, 3, 8, 8), generator=torch.Generator().manual_seed(seed))
         return signature((pattern + noise).to(torch.uint8), 3)
 
-    for over in ("smallest", "sum"):
-        found = proximity([site(up, 1), site(left, 2), site(up, 3)], over)
-        assert found[0, 2] < min(found[0, 1], found[1, 2])
+    found = proximity([site(up, 1), site(left, 2), site(up, 3)])
+    assert found[0, 2] < min(found[0, 1], found[1, 2])
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from torch import Tensor
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay
 from wardround.methods.base import Context
-from wardround.methods.dense import POOL, check_statistics
+from wardround.methods.dense import MAKER, POOL, check_statistics
 from wardround.methods.distilled import Distilled, Epochs, Groups, Midway
 from wardround.methods.parts import Parts
 from wardround.methods.state import State
@@ -111,9 +111,13 @@ class CoBoosting(Distilled):
             draw = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
             drawn = torch.randint(classes, (s.batch,), generator=draw)
             labels = drawn.to(device)
-            if not parts.done:
-                with self.watch.time("synthesis", s.generator_steps):
-                    images = maker.make(draw, [(labels,)] * s.generator_steps)
+            if not parts.done.keys() - {"synthesis"}:
+                maker.begin(draw)
+                if parts.done:
+                    maker.restore(state.groups[MAKER])
+                for _ in parts.run_all("synthesis", maker.step, [(labels,)] * s.generator_steps):
+                    yield Midway({**work.groups(), MAKER: maker.state()}, dict(parts.done))
+                images = maker.made()
                 trail.see(epoch, one_of_each(images, drawn.tolist(), classes))
             elif MADE in state.groups:
                 images = state.groups[MADE]["images"].to(device)

@@ -113,7 +113,7 @@ class Consult(ClassEnsemble):
         panel, names = self.predictor(ctx, state), sorted(state.groups)
         judge = Judge(site, self.settings.prior, self.settings.calibrate)
         if len(site.val) == 0:
-            predictor, words = judge.unjudged(panel)
+            predictor, words = judge.unjudged(Offer(panel, torch.empty(0)))
             ctx.note(f"{site.name} {words}")
             return predictor
         said = [logits_of(ctx, member, site.val.images) for member in panel.members]

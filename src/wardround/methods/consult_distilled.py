@@ -18,8 +18,9 @@ At the site the student meets real images for the first time, and it is offered 
 batch-norm statistics taken anew (`retake`), of the classes that the site has seen from its own images, of the others
 from made ones, equally many of each; and then taught on the same images what the site knows (`home_lesson.py`,
 `tune_epochs`), keeping what it thinks of classes that the site has not seen. Then as with `consult`: the site's prior,
-tempered, its validation images the judge, its own model the bar; the form that needs least of the prior is taken. What
-the panel expects of all sites together the student has learned, so it stays, and the site's prior comes on top.
+tempered, its validation images the judge, its own model the bar; the form that needs least of the prior is taken, and
+of those that need equally little the one that is most often right. What the panel expects of all sites together the
+student has learned, so it stays, and the site's prior comes on top.
 
 What leaks: the synthetic images go to every site. They are made from all models and resemble their training images as
 far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none, and the
@@ -46,7 +47,7 @@ from wardround.learn.fit import Fit, Teacher
 from wardround.learn.pairs import harmonic
 from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member, Predictor, single
-from wardround.learn.statistics import retaken
+from wardround.learn.statistics import even_parts, retaken
 from wardround.methods.base import Answer, Context, Work, join_groups
 from wardround.methods.class_ensemble import trained_on
 from wardround.methods.consult import ConsultSettings, counts_group, panel_of, seen_by_sites, told
@@ -63,7 +64,7 @@ from wardround.study import Study
 from wardround.synthesis.student import Student
 
 OWN = "own"
-SEEN, STATISTICS_BATCH = 5, 256  # images from which on a class is the site's own; of a batch
+SEEN = 5  # images from which on a class is the site's own
 LEAST, MOST = 16, 256  # images of each class that the student is shown at the site
 RETAKEN, TAUGHT = ", its batch-norm statistics taken anew,", ", taught what the site has seen,"
 
@@ -179,9 +180,10 @@ class ConsultDistilled(Distilled):
     def personal(self, ctx: Context, site: Site, delivered: Bundle, memory: State) -> Work[Predictor]:
         """The student in the form that fits the site, with some of its prior, or the site's own model."""
         forms = yield from self._forms(ctx, site, delivered)
-        judge = Judge(site, self.settings.prior, self.settings.calibrate)
+        judge = Judge(site, self.settings.prior, self.settings.calibrate, of_equals="right")
         if len(site.val) == 0:
-            predictor, words = judge.unjudged(forms[0][0])
+            (form, how), *_ = forms
+            predictor, words = judge.unjudged(Offer(form, torch.empty(0), how))
             ctx.note(f"{site.name} {words}")
             return predictor
         own = Member(ctx.study.spec(site.name), dict(memory.groups[OWN])) if OWN in memory.groups else None
@@ -231,8 +233,7 @@ class ConsultDistilled(Distilled):
         site's images alone would be of its own mix of classes, and the student is to know the others, too.
         """
         device, precision, (student,) = ctx.device.torch, ctx.study.settings.train.precision, came.members
-        parts = [part for part in torch.split(mix.images, STATISTICS_BATCH) if len(part) > 1]
-        batches = (normalise(part.to(device)) for part in parts)
+        batches = (normalise(part.to(device)) for part in even_parts(mix.images))
         return single(student.spec, retaken(student.spec, student.weights, batches, device, precision))
 
     def _taught(self, ctx: Context, site: Site, shared: Predictor, mix: ImageSet, seen: Tensor) -> Work[Predictor]:

@@ -44,7 +44,7 @@ from wardround.synthesis.pool import Augmentation, Pool, cropped, draw_crops
 from wardround.synthesis.student import Student, distillation
 from wardround.synthesis.teachers import Teachers, View
 
-POOL = "pool"
+POOL, MAKER = "pool", "maker"  # what was made, and what is making more
 
 
 class DENSE(Distilled):
@@ -104,14 +104,18 @@ class DENSE(Distilled):
         self.trail = trail = trail_of_epochs(study.classes, s.epochs, state)
         parts = Parts(ctx, self.watch, state.facts.get("midway"))
         for epoch in range(begun, s.epochs):
-            if not parts.done:  # else this epoch was stopped, and its images are in the pool
+            if "distillation" not in parts.done:  # else this epoch was stopped after its images had joined the pool
                 draw = ctx.streams.torch("synthesis", round=ctx.round, index=epoch)
                 drawn = torch.randint(len(study.classes), (s.batch,), generator=draw)
                 labels = drawn.to(device)
                 crops = draw_crops(s.generator_steps * s.batch, "crop", draw).to(device)
                 inputs = [(labels, crop) for crop in crops.view(s.generator_steps, s.batch, -1)]
-                with self.watch.time("synthesis", s.generator_steps):
-                    images = maker.make(draw, inputs)
+                maker.begin(draw)
+                if parts.done:
+                    maker.restore(state.groups[MAKER])
+                for _ in parts.run_all("synthesis", maker.step, inputs):
+                    yield Midway({POOL: pool.state(), MAKER: maker.state()}, dict(parts.done))
+                images = maker.made()
                 pool.add(images, labels)
                 trail.see(epoch, one_of_each(images, drawn.tolist(), len(study.classes)))
             order = ctx.streams.torch("distillation", round=ctx.round, index=epoch)

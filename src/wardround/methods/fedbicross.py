@@ -13,7 +13,7 @@ What the paper leaves open, and what is done here:
   fresh noise, while models, weights and adapted statistics persist. `inner = "all"` learns at every step, too.
 - η_G: SGD as FedISCA's, at 1e-2, a tenth after half of the trajectories and a hundredth after three quarters.
 - η_w is not given, and the scale of Eq. 8's gradient is arbitrary (τ², η_G): it is divided by its largest entry
-  (`normalise`).
+  (`normalise`) and η_w = 0.01.
 - F_k is the mean of logits, as in FedISCA's code; the text speaks of averaged predictions, which may mean
   probabilities: `mean = "probabilities"`. KL has the factor τ² and temperature 20 in Eq. 5 and Eq. 10 alike. G_k meets
   the images of cluster j with the teachers of cluster j, each cluster's batch in a forward pass of its own.
@@ -28,9 +28,9 @@ What the paper leaves open, and what is done here:
   draws them from all classes, also for a cluster that has never seen most of them. `targets = "known"` draws from those
   that its members seem to have seen, by the last layers of their networks (`methods/trust.py`): no site tells its
   classes here. `"shares"` draws as many of each as they seem to have had: batch-norm statistics are of that mix.
-- Stage 3 trains as the site does, at `personal_lr`, and keeps the last epoch: Algorithm 1 has no validation images
-  there, and of a site's few the first epoch that is right about all would be taken. A site whose model is in no
-  cluster gets the largest cluster's.
+- Stage 3 trains as the site does, but at 1e-2 (`personal_lr`): the paper gives 1e-3 for the sites' own training alone,
+  and ten epochs of that win too little back from so poor a start. It keeps the last epoch: Algorithm 1 has no
+  validation images there. A site whose model is in no cluster gets the largest cluster's.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from wardround.exchange.payload import Group, Payload, network_groups
 from wardround.learn.fit import Fit, Objective, Recipe, Step, Teacher
 from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member, Predictor, single
-from wardround.learn.statistics import retaken
+from wardround.learn.statistics import even_parts, retaken
 from wardround.methods.base import Answer, Context, Work, join_groups, layout_groups
 from wardround.methods.cross_cluster import CROSS, StageTwo, group_name
 from wardround.methods.distilled import SynthesisSettings, check_synthesis
@@ -68,7 +68,6 @@ from wardround.synthesis.student import distillation
 from wardround.synthesis.teachers import Mean
 
 OWN, SUBSPACE = "own", "subspace"
-STATISTICS_BATCH = 256
 
 
 class PersonalDistillation(Objective):
@@ -284,9 +283,8 @@ class FedBiCross(OneShot):
     def _at_home(self, ctx: Context, site: Site, weights: Weights) -> Weights:
         """The cluster's model with the statistics of the site's own images."""
         order = torch.randperm(len(site.train), generator=ctx.streams.torch("statistics", site.name))
-        batches = [part for part in torch.split(order, STATISTICS_BATCH) if len(part) > 1]
         images = site.train.images
-        pixels = (normalise(images[part.to(images.device)].to(ctx.device.torch)) for part in batches)
+        pixels = (normalise(images[part.to(images.device)].to(ctx.device.torch)) for part in even_parts(order))
         precision = ctx.study.settings.train.precision
         return retaken(ctx.study.student_spec, weights, pixels, ctx.device.torch, precision)
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -56,16 +55,20 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Judge:
-    """A site, a fixed temper or None, and whether probabilities are fitted to what is right."""
+    """A site, a fixed temper or None, and whether probabilities are fitted to what is right.
+
+    Of forms that need equally little of the prior `of_equals` takes the first, or the one that is most often right.
+    """
 
     site: Site
     prior: float | None
     calibrate: bool
+    of_equals: Literal["first", "right"] = "first"
 
     def choose(self, offers: Sequence[Offer], own: tuple[Member, Tensor] | None) -> Choice:
         """The best of the shared predictor with some of the site's prior, and the site's own model.
 
-        `offers` begin with the shared predictor as it is; `own` is the site's model and its logits.
+        `offers` are the forms that the shared predictor comes in, `own` the site's model and its logits.
         """
         labels, prior = self.site.val.labels.cpu(), log_shares(self.site.train.counts().cpu())
         bar = 0.0 if own is None else accuracy(own[1], labels)
@@ -78,8 +81,12 @@ class Judge:
         if not enough and own is not None:
             words = "keeps its own model: no share of its prior made the shared predictor as good"
             return self.finished(Predictor(offers[0].predictor.classes, (own[0],)), own[1].double(), own, words)
-        place, offer = min(enough, key=itemgetter(0))  # of equals the first
-        t = float(tempers[place])
+        least = min(place for place, _ in enough)
+        t = float(tempers[least])
+        equals = [offer for place, offer in enough if place == least]
+        offer = equals[0]
+        if self.of_equals == "right":
+            offer = max(equals, key=lambda each: accuracy(each.tempered(t, prior), labels))  # of equals the first
         why = "the least that is as good as its own model"
         if tempers is OF_FEW:
             why = "with so few validation images" if t == 1 else why if t > 1 else why.replace("least", "most")
@@ -102,10 +109,10 @@ class Judge:
         familiar = chosen.familiarity(found)[found.argmax(dim=1) == labels]
         return Choice(replace(chosen, floor=lowest_familiar(familiar)), words, right)
 
-    def unjudged(self, shared: Predictor) -> tuple[Predictor, str]:
+    def unjudged(self, offer: Offer) -> tuple[Predictor, str]:
         """Of a site without validation images: the whole prior, or as much of it as was fixed."""
         t = float(len(self.site.train) > 0) if self.prior is None else self.prior
-        found, words = self._tempered(Offer(shared, torch.empty(0)), t, "as nothing can be measured")
+        found, words = self._tempered(offer, t, "as nothing can be measured")
         return found, f"has no validation images: it takes {words}"
 
     def _tempered(self, offer: Offer, t: float, why: str) -> tuple[Predictor, str]:

@@ -9,7 +9,7 @@ changes does so in place, so that one captured step serves all epochs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal, cast
 
@@ -148,26 +148,43 @@ class ImageGenerator(Trained):
 
 
 class BatchMaker:
-    """One batch of images per call, by a generator that begins anew each time; those of lowest loss are given back.
+    """A batch of images by a generator that begins anew for each; those of lowest loss are given back.
 
-    `loss(images, ...)` is what the generator goes down, with whatever tensors each step brings along.
+    `begin`, `step` as often as wanted, `made`; between steps it may be kept in a state. `loss(images, ...)` is what the
+    generator goes down, with whatever tensors each step brings along.
     """
 
     def __init__(self, generator: ImageGenerator, loss: Callable[..., Tensor]) -> None:
         self.generator, self.loss = generator, loss
         blank = torch.zeros((len(generator.codes), *generator.net.shape), device=generator.device)
         self.best = blank.contiguous(memory_format=torch.channels_last)
-        self.lowest = torch.full((), torch.inf, device=generator.device)
+        self.lowest, self.latest = torch.zeros((2,), device=generator.device)
         self.replay = Replay(self._step, generator.device)
 
-    def make(self, generator: torch.Generator, inputs: Sequence[tuple[Tensor, ...]]) -> Tensor:
-        """The images of lowest loss out of as many steps as there are inputs; a copy."""
+    def begin(self, generator: torch.Generator) -> None:
+        """Forget the last batch."""
         self.generator.begin(generator, "normal")
         self.lowest.fill_(torch.inf)
-        for given in inputs:
-            loss = self.replay(*given)
-        require_finite(loss)
+
+    def step(self, *inputs: Tensor) -> None:
+        """One step down the loss."""
+        self.latest.copy_(self.replay(*inputs))
+
+    def made(self) -> Tensor:
+        """The images of lowest loss out of all steps; a copy. A loss that is not finite in the end is an error."""
+        require_finite(self.latest)
         return self.best.clone()
+
+    def state(self) -> dict[str, Tensor]:
+        """To go on from here."""
+        own = {"best": self.best, "lowest": self.lowest, "latest": self.latest}
+        return {**self.generator.state(), **{name: tensor.clone() for name, tensor in own.items()}}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """The inverse of `state`."""
+        self.generator.restore(state)
+        for name, tensor in (("best", self.best), ("lowest", self.lowest), ("latest", self.latest)):
+            tensor.copy_(state[name])
 
     def _step(self, *inputs: Tensor) -> Tensor:
         images = self.generator.images(self.generator.codes)

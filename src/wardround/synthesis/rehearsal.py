@@ -2,8 +2,9 @@
 
 The inner problem of Eq. 4 is over all images of a trajectory; the paper takes one step on each of a few (Eq. 7) and
 throws them away, which trains a network only after very many trajectories. Synthesis is what costs time, so it pays to
-go over the same images again: the batches at sampled steps are kept, and after each trajectory every cluster's model
-takes steps on batches drawn from them, cropped and flipped, with as many images of each cluster as its weights say.
+go over the same images again: the batches at sampled steps of a trajectory's second half (before it they are mostly
+noise) are kept, and after each trajectory every cluster's model takes steps on batches drawn from them, cropped and
+flipped, with as many images of each cluster as its weights say.
 """
 
 from __future__ import annotations

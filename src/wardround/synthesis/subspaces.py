@@ -2,20 +2,18 @@
 
 PACFL (Vahidian et al., Efficient Distribution Similarity Identification in Clustered Federated Learning via Principal
 Angles Between Client Data Subspaces, AAAI 2023): a site sends the first p left singular vectors of its data matrix, one
-image a column, and the coordinator clusters sites by the principal angles between these subspaces: by the smallest one,
-or by their sum. Images are not centred, so the first direction is close to the site's mean image: what is sent looks
-like images, though like no patient's alone.
+image a column, and the coordinator clusters sites by the principal angles between these subspaces: here by the smallest
+one (the paper also has their sum). Images are not centred, so the first direction is close to the site's mean image:
+what is sent looks like images, though like no patient's alone.
 
 The paper's code takes the vectors of every class by themselves, side by side: `torch.cat` of a signature per class is
 that. Its smallest angle is the one between two vectors, which depends on their signs; here it is the principal angle of
-the paper's text, that of the two subspaces whatever vectors they are given by. Its sum is that of the vectors' angles
-pair by pair, which likewise is replaced by that of the principal angles.
+the paper's text, that of the two subspaces whatever vectors they are given by.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +27,6 @@ NOTHING = 1e-6  # of the largest singular value: what is below is no direction
 AT_ONCE = 2**22  # numbers of the data matrix that are floats at a time
 RIGHT_ANGLE = 90.0
 
-Over = Literal["smallest", "sum"]
 Matrix = npt.NDArray[np.float64]
 
 
@@ -53,11 +50,10 @@ def signature(images: Tensor, directions: int = DIRECTIONS) -> Tensor:
     return (found * torch.where(largest < 0, -1.0, 1.0)).float()
 
 
-def proximity(signatures: Sequence[Tensor], over: Over = "smallest") -> Matrix:
-    """The angles between all pairs of sites in degrees, `(N, N)`, symmetric, zero on the diagonal.
+def proximity(signatures: Sequence[Tensor]) -> Matrix:
+    """The smallest angles between all pairs of sites in degrees, `(N, N)`, symmetric, zero on the diagonal.
 
-    A direction that one of two sites lacks is at a right angle to the other. A site without images is at right angles
-    to every other site.
+    A site without images is at right angles to every other site.
     """
     if len({len(each) for each in signatures}) > 1:
         raise BadInput("signatures of images of different sizes cannot be compared; resize the images first")
@@ -65,10 +61,7 @@ def proximity(signatures: Sequence[Tensor], over: Over = "smallest") -> Matrix:
     found = np.zeros((len(bases), len(bases)))
     for i, one in enumerate(bases):
         for j, other in enumerate(bases[:i]):
-            angles = principal_angles(one, other)
-            lacking = max(1, one.shape[1], other.shape[1]) - len(angles)
-            angles = np.concatenate([angles, np.full(lacking, RIGHT_ANGLE)])
-            found[i, j] = found[j, i] = angles.sum() if over == "sum" else angles.min()
+            found[i, j] = found[j, i] = principal_angles(one, other).min(initial=RIGHT_ANGLE)
     return found
 
 
