@@ -143,8 +143,8 @@ def test_a_site_keeps_its_own_model_where_no_share_is_enough() -> None:
     found = judge.choose([Offer(SHARED, double([2, 0], [0, 99]))], (OWN, double([1, 0], [1, 0])))
     assert found.predictor == Predictor(2, (OWN,))
     assert found.words == (
-        "keeps its own model: no share of its prior made the shared predictor as good (100.0% of 2 validation images, "
-        "its own model 100.0%)"
+        "keeps its own model: the shared predictor, with whatever share of its prior, is right on 50.0% at most, its "
+        "own on more (100.0% of 2 validation images)"
     )
 
 

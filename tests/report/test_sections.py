@@ -51,8 +51,8 @@ def test_three_sentences_say_who_how_good_and_what_to_beware_of() -> None:
         "<p>With fedavg, the model that a site would use is right on 80 of 100 images like its own and on 60 of 100 "
         "from all sites together; a site that trains alone is right on 65 of 100 like its own, and with moon, the best "
         "of the others, on 70.</p>",
-        "<p>The site served worst is b, with 70 of 100 images right; 1.50 kB of model data left all sites together; "
-        "this is one draw, so small differences mean nothing.</p>",
+        "<p>The site served worst is b, with 70 of 100 images right; with fedavg 1.50 kB of model data left all "
+        "sites together; this is one draw, so small differences mean nothing.</p>",
     ]
     assert rows_of(html, "Local accuracy by method")[1:] == [
         ["fedavg", "80.0%", "70.0%", "90.0%", "2"],
@@ -60,6 +60,35 @@ def test_three_sentences_say_who_how_good_and_what_to_beware_of() -> None:
         ["moon", "70.0%", "70.0%", "70.0%", "2"],
     ]
     assert html.count('class="ring low"') == 2  # moon's sites are alike
+
+
+@pytest.mark.parametrize(
+    ("methods", "sent", "said"),
+    [
+        (["majority"], {}, "; nothing left a site; "),
+        (
+            ["majority", "fedavg"],
+            {"fedavg": 1500},
+            "; with majority nothing left a site, with fedavg 1.50 kB of model data; ",
+        ),
+        (
+            ["majority", "moon"],
+            {"majority": 2, "moon": 1},
+            "; with majority 2 B of model data left all sites together; ",
+        ),
+        (
+            ["majority", "fedavg", "centralised"],
+            {"fedavg": 1500, "centralised": 9000},
+            "; with majority nothing left a site, with centralised 9.00 kB of images; ",
+        ),
+    ],
+)
+def test_what_left_is_told_of_the_method_that_is_spoken_of(methods: list[str], sent: dict[str, int], said: str) -> None:
+    """The best method for sites may be one that sends nothing beside others that do."""
+    rows = [row(method=m, site=s, value=0.9 if m == "majority" else 0.5, **LOCAL) for m in methods for s in "ab"]
+    totals = [{"method": m, "direction": "up", "group": "g", "bytes": n} for m, n in sent.items()]
+    html = render(small(methods=methods, rows=rows, ledger={"totals": totals}))
+    assert said in html.split('<h2 id="overview">')[1].split("<figure>")[0]
 
 
 def test_sites_of_one_size_hold_that_many() -> None:

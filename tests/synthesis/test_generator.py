@@ -275,8 +275,8 @@ def test_teachers_without_batch_norm_and_of_other_widths_answer() -> None:
 
 def made(maker: BatchMaker, draw: torch.Generator, inputs: list[tuple[Tensor, ...]]) -> Tensor:
     maker.begin(draw)
-    for given in inputs:
-        maker.step(*given)
+    for tensors in inputs:
+        maker.step(*tensors)
     return maker.made()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wardround.errors import RunFailed
+from wardround.errors import Diverged, RunFailed
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def check_scores(scores: Tensor, labels: Tensor, classes: int) -> None:
     # A row's maximum is NaN if any score is, +inf after an overflow, and -inf only if every class is ruled out.
     broken = int((~scores.amax(dim=1).isfinite()).sum())
     if broken:
-        raise RunFailed(
+        raise Diverged(
             f"the predictor's scores are not numbers for {broken} of {len(labels)} images, so its training diverged; "
             "lower the learning rate"
         )

@@ -79,8 +79,10 @@ class Judge:
             found = [(first_enough(offer, prior, labels, bar, tempers), offer) for offer in offers]
             enough = [(place, offer) for place, offer in found if place is not None]
         if not enough and own is not None:
-            words = "keeps its own model: no share of its prior made the shared predictor as good"
-            return self.finished(Predictor(offers[0].predictor.classes, (own[0],)), own[1].double(), own, words)
+            most = max(accuracy(o.tempered(t, prior), labels) for o in offers for t in tempers.tolist())
+            words = "keeps its own model: the shared predictor, with whatever share of its prior, is right on "
+            words += f"{most:.1%} at most, its own on more"
+            return self.finished(Predictor(offers[0].predictor.classes, (own[0],)), own[1].double(), None, words)
         least = min(place for place, _ in enough)
         t = float(tempers[least])
         equals = [offer for place, offer in enough if place == least]

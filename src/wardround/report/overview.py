@@ -74,12 +74,6 @@ def _how_good(best: str, own: Mapping[str, Scores], everyone: Mapping[str, Score
 
 def _beware(result: View, best: str, own: Scores) -> str:
     worst = min(own, key=lambda site: own[site])
-    sent = sum(
-        as_count(row.get("bytes"))
-        for row in as_records(as_dict(result.get("ledger")).get("totals"))
-        if as_text(row.get("method")) == best and row.get("direction") == "up"
-    )
-    left = f"{byte_size(sent)} of model data left all sites together" if sent else "nothing left a site"
     seeds = {as_count(row.get("seed")) for row in as_records(result.get("rows"))}
     draws = "this is one draw, so small differences mean nothing" if len(seeds) < 2 else f"over {len(seeds)} draws"
     same = _constant(result, best)
@@ -88,7 +82,24 @@ def _beware(result: View, best: str, own: Scores) -> str:
     served = (
         f"The site served worst is {worst}, with {_of_100(own[worst])} right" if len(own) > 1 else "One site was tested"
     )
-    return f"{served}; {left}; {draws}."
+    return f"{served}; {_left(result, best)}; {draws}."
+
+
+def _left(result: View, best: str) -> str:
+    """What left the sites with one method and, where others sent more, how much with the one that sent most."""
+    sent: dict[str, int] = {}
+    for row in as_records(as_dict(result.get("ledger")).get("totals")):
+        if row.get("direction") == "up":
+            method = as_text(row.get("method"))
+            sent[method] = sent.get(method, 0) + as_count(row.get("bytes"))
+    own = sent.pop(best, 0)
+    what = "images" if best == POOLED else "model data"
+    said = f"{byte_size(own)} of {what} left all sites together" if own else "nothing left a site"
+    if len(as_texts(result.get("methods"))) < 2:
+        return said
+    most = max(sent, key=lambda method: sent[method], default=best)
+    more = f", with {most} {byte_size(sent.get(most, 0))} of {'images' if most == POOLED else 'model data'}"
+    return f"with {best} {said}{more if sent.get(most, 0) > own else ''}"
 
 
 def _constant(result: View, method: str) -> int:
