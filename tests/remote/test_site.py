@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from remote.parties import KEYS, OPEN, SITES, TIME, Parties, agreement, predictor_hash, tree
 from wardround.agreement import COORDINATOR
@@ -15,6 +16,7 @@ from wardround.errors import BadInput, SiteFailed
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.parcel import read_manifest, read_parcel, write_parcel
 from wardround.exchange.policy import Policy, Refused
+from wardround.learn.predictor import Predictor
 from wardround.learn.trainer import Trainer
 from wardround.remote.register import Register
 
@@ -265,6 +267,23 @@ def test_what_is_taken_home_is_measured_on_the_sites_own_test_images(parties: Pa
     scores = home.predictor.scores(site.test.images.images, parties.desk(ONE).device)
     assert home.images == len(site.test.images)
     assert home.accuracy == pytest.approx(float((scores.argmax(1) == site.test.images.labels).float().mean()))
+    assert home.constant == (len(scores.argmax(1).unique()) == 1)
+
+
+def test_a_model_that_gives_one_answer_to_everything_is_told_at_once_and_on_its_card(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here and in a simulation alike: its accuracy may look like something."""
+    parties.play()
+    site, desk, said = parties.sites[ONE], parties.desk(ONE), []
+    monkeypatch.setattr(Predictor, "scores", lambda self, pixels, *_: torch.eye(self.classes)[[0] * len(pixels)])
+    monkeypatch.setattr(desk, "_note", said.append)
+    home = desk.take_home(site)
+    assert home.constant
+    warned = "the model gives the same answer to every test image"
+    assert said == [f"{warned} of the site, whatever it shows: it is of no use here"]
+    monkeypatch.undo()
+    assert f"(beware: {warned})" in (desk.deploy(site, home).folder / "model_card.md").read_text()
 
 
 # Doing a round again --------------------------------------------------------------------------------------------------

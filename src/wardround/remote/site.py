@@ -49,6 +49,7 @@ from wardround.remote.trust import Trust
 from wardround.remote.workplace import Workplace
 
 ROUNDS_KEPT = 2  # the last answer, and the memory it began from, in case the coordinator redoes the round
+SAME_ANSWER = "gives the same answer to every test image"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class TakenHome:
     images: int
     accuracy: float
     balanced_accuracy: float
+    constant: bool  # one answer to all of them
     delivery: str  # the SHA-256 of the delivered bundle
 
 
@@ -278,15 +280,19 @@ class SiteDesk:
             guard = self._guard(site, list(record.spent))
             predictor = self.workplace.do(self.name, work if guard is None else guard.doing(work, self.device.torch))
             found = self._tally(predictor, site.test.images)
-            return TakenHome(predictor, found.n, found.accuracy(), found.balanced_accuracy(), record.delivery.sha256)
+            if found.is_constant:
+                self._note(f"the model {SAME_ANSWER} of the site, whatever it shows: it is of no use here")
+            figures = found.accuracy(), found.balanced_accuracy(), found.is_constant
+            return TakenHome(predictor, found.n, *figures, record.delivery.sha256)
 
     def deploy(self, site: Site, home: TakenHome) -> Exported:
         """Export what was taken home into models/, with a card; it stays at the site."""
+        beware = f" (beware: the model {SAME_ANSWER})" if home.constant else ""
         figures = [
             {
                 "label": label,
                 "value": value,
-                "definition": f"this site's own model on the {home.images:,} test images of the site: {what}",
+                "definition": f"this site's own model on the {home.images:,} test images of the site: {what}{beware}",
             }
             for label, value, what in (
                 ("accuracy", home.accuracy, "the share of right answers"),
