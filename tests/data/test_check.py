@@ -185,6 +185,13 @@ def test_one_class_is_a_finding_and_a_missing_file_is_bad_input(
     assert main(["data", "check", "phantoms:80", "--out", str(tmp_path / "no" / "page.html")]) == 2
 
 
+def test_a_table_of_groups_is_refused_with_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tree(tmp_path / "set", chests(60))
+    for source in (str(root), "phantoms:80"):
+        assert main(["data", "check", source, "--groups", str(tmp_path / "none.csv")]) == 2
+        assert f"data.groups is for .npz files and cannot be used with {source}" in capsys.readouterr().err
+
+
 def test_a_set_of_which_nothing_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a/0", "a/1", "b/0", "b/1"):
         (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)

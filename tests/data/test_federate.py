@@ -1,5 +1,6 @@
 """From a dataset to sites: who trains on what, who is tested on what, and whether the words say so."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,34 @@ def test_natural_tests_need_ids_in_the_test_part_and_one_id_a_site() -> None:
         federate(hospitals([7, 7, 7, 7]), rule="natural", sites=0, test="natural")
     with pytest.raises(BadInput, match="site-1 holds images of 2 site ids; test natural needs the partition rule"):
         federate(hospitals([7, 3, 7, 7]), rule="iid", sites=1, min_size=1, test="natural")
+
+
+def test_a_natural_site_without_training_images_is_refused_by_name() -> None:
+    train, test = images([0, 1] * 4, sites=[2] * 8), images([0, 1], first=200, sites=[2, 2])
+    beyond = images([0, 1, 0], first=100, sites=[2, 1, 0])
+    cases = [
+        (dataset(train, None, beyond), "sites id 0, id 1 have no training images; add some or remove their images"),
+        (
+            dataset(train, beyond, test),
+            "sites id 0, id 1 have no training images; add some or remove their images, or set data.merge_val=true",
+        ),
+        (
+            replace(dataset(train, None, beyond.take(torch.tensor([0, 1]))), site_names=("east", "south", "west")),
+            "site south has no training images; add some or remove its images",
+        ),
+        (
+            dataset(train, None, images([0] * 10, first=100, sites=[*range(3, 12), 2])),
+            "sites id 3, id 4, id 5, id 6, id 7, id 8, id 9, id 10, ... have no training images; add some or remove "
+            "their images",
+        ),
+    ]
+    for data, message in cases:
+        for sites in (0, 2):  # and never a wrong count of sites
+            with pytest.raises(BadInput) as caught:
+                federate(data, rule="natural", sites=sites, merge_val=False)
+            assert str(caught.value) == message
+    assert len(federate(dataset(train, beyond, test), rule="natural", sites=0)[0].sites) == 3
+    assert len(federate(dataset(train, None, beyond), rule="iid", sites=2, min_size=1)[0].sites) == 2
 
 
 def test_site_names_sort_in_site_order() -> None:

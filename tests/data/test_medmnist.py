@@ -134,6 +134,15 @@ def test_text_ids_are_numbered_alike_in_all_parts(tmp_path: Path) -> None:
     assert data.test.sites is not None
     assert data.test.sites.tolist() == [1, 1, 2]
     assert data.provenance.endswith("; sites 0 = Aachen, 1 = Basel, 2 = Graz, 3 = Ulm")
+    assert data.site_names == ("Aachen", "Basel", "Graz", "Ulm")
+
+
+def test_sites_by_number_keep_their_numbers_as_names(tmp_path: Path) -> None:
+    data = read_medmnist(write(tmp_path, train_site=np.array([70, 9, 9, 9, 70, 70]), test_site=np.array([9, 70, 500])))
+    assert data.train.sites is not None
+    assert data.train.sites.tolist() == [1, 0, 0, 0, 1, 1]
+    assert data.site_names == ("9", "70", "500")
+    assert "sites" not in data.provenance
 
 
 @pytest.mark.parametrize("key", ["patient", "patient_id", "lesion", "lesion_id"])

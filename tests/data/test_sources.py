@@ -104,6 +104,27 @@ def test_a_folder_by_path(tmp_path: Path) -> None:
     assert data.train.size == 5
 
 
+def test_a_table_of_groups_is_for_npz_files_only(tmp_path: Path) -> None:
+    (tmp_path / "scans" / "a").mkdir(parents=True)
+    (tmp_path / "t.csv").write_text("path,label\n")
+    gone = tmp_path / "none.csv"
+    for source in (str(tmp_path / "scans"), str(tmp_path / "t.csv")):
+        with pytest.raises(BadInput) as caught:
+            load(source, tmp_path, groups=gone)
+        assert str(caught.value) == (
+            f"data.groups is for .npz files and cannot be used with {source}; leave it out, and name patients in the "
+            "column patient of a table of the files"
+        )
+    with pytest.raises(BadInput, match="with phantoms:40; leave it out, since phantoms have no patients"):
+        load("phantoms:40", tmp_path, groups=gone)
+    npz(tmp_path / "wards.npz")
+    for source in ("wards", str(tmp_path / "wards.npz")):
+        with pytest.raises(BadInput, match=r"none\.csv cannot be read"):
+            load(source, tmp_path, groups=gone)
+    with pytest.raises(BadInput, match="'kidneys' is no folder"):
+        load("kidneys", tmp_path, groups=gone)
+
+
 def test_an_unknown_name(tmp_path: Path) -> None:
     message = refusal("kidneys", tmp_path)
     assert "'kidneys'" in message

@@ -158,6 +158,17 @@ def test_site_and_patient_columns_make_a_federation(tmp_path: Path) -> None:
     assert "no patient in two parts" in federation.provenance
 
 
+def test_a_site_that_is_only_tested_is_named_as_the_table_names_it(tmp_path: Path) -> None:
+    names = pictures(tmp_path)
+    lines = ["path,label,site,split"]
+    lines += [f"{name},{'ab'[i % 2]},north,{'test' if i < 2 else 'train'}" for i, name in enumerate(names[:6])]
+    lines += [f"{name},{'ab'[i % 2]},south,test" for i, name in enumerate(names[6:])]
+    data = load(str(table(tmp_path, lines)), tmp_path)
+    assert data.site_names == ("north", "south")
+    with pytest.raises(BadInput, match=r"^site south has no training images; add some or remove its images$"):
+        federate(data, rule="natural", sites=2, test="natural")
+
+
 def test_sixteen_bits(tmp_path: Path) -> None:
     ramp = np.linspace(1000, 3000, 64, dtype=np.uint16).reshape(8, 8)
     lines = ["path,label"]

@@ -66,6 +66,8 @@ def federate(
     is_drawn = rule != "natural" and partition_file is None
     must_be_apart = is_drawn and pool.patients is not None if by_patient is None else by_patient
     splits = Splits(test, test_share, val_share, by_patient, seed_for_splits)
+    if rule == "natural" and partition_file is None:
+        _refuse_untrained(dataset, pool)
     if partition_file is None:
         dealt = partition(
             pool,
@@ -245,6 +247,22 @@ def _training_pool(dataset: Dataset, merge_val: bool) -> tuple[ImageSet, str]:
         return dataset.train, f"official training part ({len(dataset.train):,} images); {unused}"
     pool = merge([dataset.train, dataset.val])
     return pool, f"official training and validation parts merged ({len(pool):,} images)"
+
+
+def _refuse_untrained(dataset: Dataset, pool: ImageSet) -> None:
+    """A natural site that only tests or validates could not take part, and would be missing without a word."""
+    if pool.sites is None:
+        return
+    validated, tested = (
+        [] if part is None or part.sites is None else part.sites.tolist() for part in (dataset.val, dataset.test)
+    )
+    lacking = sorted({*validated, *tested} - {*pool.sites.tolist()})
+    if lacking:
+        named = [dataset.site_names[i] if dataset.site_names else f"id {i}" for i in lacking[:8]]
+        listed = ", ".join(named) + (", ..." if len(lacking) > 8 else "")
+        who, has, its = ("site", "has", "its") if len(lacking) == 1 else ("sites", "have", "their")
+        merging = ", or set data.merge_val=true" if {*lacking} <= {*validated} else ""
+        raise BadInput(f"{who} {listed} {has} no training images; add some or remove {its} images{merging}")
 
 
 def _loaded(path: Path, pool: ImageSet, sites: int, by_patient: bool) -> Partition:

@@ -113,7 +113,8 @@ def merge(parts: list[ImageSet]) -> ImageSet:
 class Dataset:
     """A named source with its official parts. `val` may be None; `provenance` says in words where it came from.
 
-    `notes` are what a reader of any figure on these images must know.
+    `notes` are what a reader of any figure on these images must know. `site_names[i]` is what the source itself calls
+    the site of id i; it is empty where the source has no names for them.
     """
 
     name: str
@@ -122,3 +123,4 @@ class Dataset:
     test: ImageSet
     provenance: str
     notes: tuple[str, ...] = ()
+    site_names: tuple[str, ...] = ()

@@ -62,7 +62,9 @@ def read_rows(
     """
     plan = plan_rows(name, rows, seed, test_share, by_patient)
     sets = read_plan(name, plan, size, cache_folder, progress)
-    return Dataset(name, sets["train"], sets.get("val"), sets["test"], _provenance(name, sets, rows, plan.how))
+    sites = tuple(sorted({row.site for row in rows} - {""}))
+    provenance = _provenance(name, sets, len(rows), plan.how, sites)
+    return Dataset(name, sets["train"], sets.get("val"), sets["test"], provenance, site_names=sites)
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,6 @@ def counted_parts(name: str, sets: Mapping[str, ImageSet]) -> str:
     return f"{name}: {counts} images of {side}x{side}"
 
 
-def _provenance(name: str, sets: Mapping[str, ImageSet], rows: Sequence[Row], how: str) -> str:
-    named = sorted({row.site for row in rows} - {""})
+def _provenance(name: str, sets: Mapping[str, ImageSet], files: int, how: str, named: Sequence[str]) -> str:
     sites = "; sites " + ", ".join(f"{i} = {site}" for i, site in enumerate(named)) if named else ""
-    return f"{counted_parts(name, sets)} from {len(rows)} files; {how}{sites}"
+    return f"{counted_parts(name, sets)} from {files} files; {how}{sites}"

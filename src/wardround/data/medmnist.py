@@ -126,8 +126,8 @@ def read_medmnist(path: Path, groups: Path | None = None) -> Dataset:
     _check_one_shape(path, parts, arrays)
     labels = {part: _labels(path, part, arrays) for part in parts}
     classes = _classes(path, labels)
-    sites, site_names = _ids(path, parts, arrays, SITE_KEYS)
-    patients, _ = _ids(path, parts, arrays, GROUP_KEYS)
+    sites, site_names, is_text = _ids(path, parts, arrays, SITE_KEYS)
+    patients, *_ = _ids(path, parts, arrays, GROUP_KEYS)
     if groups is not None:
         patients = read_groups(groups, {part: len(labels[part]) for part in parts})
     sets = {
@@ -142,13 +142,15 @@ def read_medmnist(path: Path, groups: Path | None = None) -> Dataset:
     }
     size = sets["train"].size
     counts = ", ".join(f"{len(sets[part])} {part}" for part in parts)
+    key = "; sites " + ", ".join(f"{i} = {site}" for i, site in enumerate(site_names)) if is_text else ""
     return Dataset(
         name=path.stem,
         train=sets["train"],
         val=sets.get("val"),
         test=sets["test"],
-        provenance=f"{path.name}: {counts} images of {size}x{size}" + (f"; sites {site_names}" if site_names else ""),
+        provenance=f"{path.name}: {counts} images of {size}x{size}{key}",
         notes=_known_leaks(path, sets),
+        site_names=site_names,
     )
 
 
@@ -275,12 +277,14 @@ def _classes(path: Path, labels: dict[str, Numbers]) -> tuple[str, ...]:
     return tuple(f"class {c}" for c in range(highest + 1))
 
 
-def _ids(path: Path, parts: list[str], arrays: Parts, keys: tuple[str, ...]) -> tuple[dict[str, Tensor], str]:
-    """Ids of each part that has them, numbered from 0 alike in all; and the key to the numbers if ids are text."""
+def _ids(
+    path: Path, parts: list[str], arrays: Parts, keys: tuple[str, ...]
+) -> tuple[dict[str, Tensor], tuple[str, ...], bool]:
+    """Ids of each part that has them, numbered from 0 alike in all; what the file calls each; whether that is text."""
     key = next((k for k in keys if any(f"{part}_{k}" in arrays for part in parts)), None)
     found = {part: arrays[f"{part}_{key}"] for part in parts if f"{part}_{key}" in arrays}
     if not found:
-        return {}, ""
+        return {}, (), False
     for part, ids in found.items():
         name = f"{part}_{key} in {path}"
         if ids.dtype.kind not in "iuU" or ids.ndim != 1:
@@ -293,7 +297,7 @@ def _ids(path: Path, parts: list[str], arrays: Parts, keys: tuple[str, ...]) -> 
     values, dense = np.unique(np.concatenate(list(found.values())), return_inverse=True)
     cuts = np.cumsum([len(ids) for ids in found.values()])[:-1]
     numbered = {p: torch.from_numpy(i.astype(np.int64)) for p, i in zip(found, np.split(dense, cuts), strict=True)}
-    return numbered, ", ".join(f"{i} = {value}" for i, value in enumerate(values)) if all(text) else ""
+    return numbered, tuple(map(str, values)), all(text)
 
 
 def _channels_first(images: NDArray[np.generic]) -> Tensor:

@@ -20,6 +20,7 @@ from wardround.progress import NO_PROGRESS, Silent
 
 PHANTOMS = "phantoms"
 CACHE = "cache"  # in the data folder: sets that are too large for memory
+NAME_PATIENTS = "and name patients in the column patient of a table of the files"
 PHANTOM_IMAGES = 4000  # for training; a quarter as many for testing
 
 
@@ -78,6 +79,7 @@ def load(
             raise BadInput(
                 f"{n_train} phantoms are too few; ask for 4 or more, of which a quarter again is drawn to test"
             )
+        refuse_groups(source, groups, "since phantoms have no patients")
         return phantoms(n_train, 0, n_train // 4, 28 if size is None else size, seed, phantom_sites, progress)
     if n is not None:
         raise BadInput(f"a number of images can be chosen for phantoms only; leave it out for {source}")
@@ -92,6 +94,8 @@ def load(
                 f"{name} comes in {', '.join(map(str, SIZES))} pixels, not {size}; choose one of these sizes"
             )
         return _of_size(read_medmnist(data_folder / file_name(name, 28 if size is None else size), groups), size)
+    if path.suffix.lower() in TABLES or path.is_dir():
+        refuse_groups(source, groups)
     rows = named_rows(path, slices)
     if rows is not None:
         place = data_folder / CACHE
@@ -106,6 +110,12 @@ def load(
         f"{source!r} is no folder, table or .npz file and no known set; known are {PHANTOMS}, {', '.join(OFFICIAL)}: "
         "`wardround data get NAME` downloads one"
     )
+
+
+def refuse_groups(source: str, groups: Path | None, instead: str = NAME_PATIENTS) -> None:
+    """Whose images they are is read from such a table for an `.npz` file only; elsewhere it would be passed over."""
+    if groups is not None:
+        raise BadInput(f"data.groups is for .npz files and cannot be used with {source}; leave it out, {instead}")
 
 
 def named_rows(path: Path, slices: str | None) -> list[Row] | None:

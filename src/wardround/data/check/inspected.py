@@ -23,7 +23,7 @@ from wardround.data.imageset import Dataset, ImageSet
 from wardround.data.listing import PARTS, Row, plan_rows
 from wardround.data.looks import SIDE, Look, look_at
 from wardround.data.reading import Read, Source, Wish, read_all
-from wardround.data.sources import CACHE, load, named_rows, rows_name
+from wardround.data.sources import CACHE, load, named_rows, refuse_groups, rows_name
 from wardround.errors import BadInput
 from wardround.progress import NO_PROGRESS, Silent
 
@@ -103,6 +103,7 @@ def inspect(
     if is_plain:
         rows = folder_rows(place)  # as rows, so that one bad picture does not hide the others
     if rows is not None:
+        refuse_groups(path, groups)
         return _files(place, rows, size, data_folder if keep else None, progress, is_plain)
     if keep:
         raise BadInput(f"{path} is one file already; only folders and tables of files are cached")
