@@ -80,11 +80,11 @@ def test_the_order_of_keys_in_the_file_does_not_matter(tmp_path: Path) -> None:
     [
         ({"task": {**TASK, "classes": ["a", "a"]}}, "different names"),
         ({"task": {**TASK, "classes": ["a", "b\x1b[2J"]}}, "different names that can be printed"),
-        ({"task": {**TASK, "classes": ["a"]}}, "task.classes"),
+        ({"task": {**TASK, "classes": ["a"]}}, "task.classes = ['a'] cannot be used: it should be a list of 2 or more"),
         ({"task": {**TASK, "channels": 2}}, "task.channels"),
         ({"task": {**TASK, "normalisation": "none"}}, "task.normalisation"),
         ({"task": {**TASK, "folder": "/data"}}, "there is no setting 'task.folder'"),
-        ({"name": "../up"}, "name = '../up' cannot be used"),
+        ({"name": "../up"}, "name = '../up' cannot be used: it should have letters, digits, "),
         ({"sites": {"../up": {}}}, "is no name for a site"),
         ({"sites": {"shared": {}}}, "is no name for a site"),
         ({"sites": {"Coordinator": {}}}, "is no name for a site"),
@@ -131,8 +131,18 @@ def test_sites_get_their_keys_one_by_one() -> None:
     assert list(both.with_site("east", "e").sites) == ["east", "north", "south"]
     with pytest.raises(BadInput, match="north has a key in this study already"):
         both.with_site("north", "other")
-    with pytest.raises(BadInput, match="have the same key"):
-        plain.with_site("south", "s").with_site("north", "s").complete()
+
+
+def test_nobody_has_the_key_of_another() -> None:
+    two = changed(coordinator="c", sites={"north": {}, "south": {"key": "s"}})
+    with pytest.raises(BadInput, match="this is the key of south already; north needs one of its own"):
+        two.with_site("north", "s")
+    with pytest.raises(BadInput, match="this is the key of coordinator already; north needs one of its own"):
+        two.with_site("north", "c")
+    with pytest.raises(BadInput, match=r"^south and north have the same key in study tiny; "):
+        changed(sites={"north": {"key": "s"}, "south": {"key": "s"}}).complete()
+    with pytest.raises(BadInput, match=r"^coordinator and south have the same key in study tiny; "):
+        changed(coordinator="s", sites={"north": {"key": "n"}, "south": {"key": "s"}}).complete()
 
 
 @pytest.mark.parametrize("text", ["", "name = 'x'", "[task]\nsize = 8"])

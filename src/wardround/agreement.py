@@ -26,6 +26,7 @@ from wardround.settings import (
     Count,
     Frozen,
     ModelSettings,
+    Name,
     PrivacySettings,
     Seed,
     Settings,
@@ -100,7 +101,7 @@ class Agreement(Frozen):
     """The agreement. `deadline` is a number of days for each round, or one date; `quorum` None means all asked."""
 
     format: Literal[1] = 1
-    name: Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
+    name: Name
     coordinator: str
     quorum: Count | None = None
     deadline: Count | datetime.date | None = None
@@ -180,20 +181,35 @@ class Agreement(Frozen):
             raise BadInput(
                 f"{', '.join(missing)} has no key in study {self.name} yet; add it with: wardround study add-site"
             )
-        keys = [self.coordinator, *(party.key for party in self.sites.values())]
-        if len(set(keys)) < len(keys):
-            raise BadInput(f"two parties of study {self.name} have the same key; each needs a key of its own")
+        for name, party in self.sites.items():
+            if other := self._owner_of(party.key, but=name):
+                raise BadInput(
+                    f"{other} and {name} have the same key in study {self.name}; take out the wrong one there, and add "
+                    "the site's own with: wardround study add-site"
+                )
 
     def with_site(self, name: str, key: str) -> Agreement:
-        """One more site, or the key of a site that had none."""
+        """One more site, or the key of a site that had none. Nobody else may have that key."""
         if name in self.sites and self.sites[name].key:
             raise BadInput(
                 f"{name} has a key in this study already; a lost one is replaced with: wardround study revoke-key"
             )
+        if other := self._owner_of(key, but=name):
+            raise key_of_another(other, name)
         return checked(Agreement, {**self._tree(), "sites": {**self._tree()["sites"], name: {"key": key}}})
+
+    def _owner_of(self, key: str, but: str) -> str:
+        """Which other party has a key; empty where none has it."""
+        parties = {COORDINATOR: self.coordinator, **{name: party.key for name, party in self.sites.items()}}
+        return next((name for name, theirs in parties.items() if theirs == key and name != but), "")
 
     def _tree(self) -> dict[str, Any]:
         return self.model_dump(mode="python", exclude_none=True)
+
+
+def key_of_another(owner: str, name: str) -> BadInput:
+    """The refusal of a key that a party of the study has already."""
+    return BadInput(f"this is the key of {owner} already; {name} needs one of its own, made with: wardround key new")
 
 
 def fits_every_disk(name: str) -> bool:

@@ -10,17 +10,28 @@ import datetime
 import difflib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from wardround.errors import BadInput
 from wardround.files import read_text
 
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
+        raise ValueError(
+            "it should have letters, digits, '.', '_' and '-' only, at most 64, and begin with a letter or digit"
+        )
+    return text
+
+
+Name = Annotated[str, AfterValidator(_name)]  # of a run or study, and so of its folder and files
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -47,7 +58,7 @@ WANTED = {  # pydantic's complaints that name Python's types or its own workings
     "float_type": "It should be a number",
     "float_parsing": "It should be a number",
     "tuple_type": "It should be a list",
-    "too_short": "It should be a longer list",
+    "too_short": "It should be a list of {min_length} or more",
 }
 
 
@@ -130,7 +141,7 @@ class PrivacySettings(Frozen):
 class Settings(Frozen):
     """Everything a run depends on, apart from the images themselves and the program's version."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
+    name: Name | None = None
     method: str = "fedavg"
     seed: Seed = 0
     rounds: Count | None = None  # None: 20 for a multi-round method, one for those that talk once
@@ -231,8 +242,9 @@ def checked(record: type[Record], tree: Mapping[str, Any], prefix: str = "") -> 
         if first["type"] == "missing":
             raise BadInput(f"{'.'.join(path)} is not set and has no default; set it") from error
         shown = "a table" if isinstance(first["input"], dict) else _short(first["input"])
-        said = WANTED.get(first["type"]) or first["msg"].removeprefix("Value error, ")
-        _, should, wanted = said.partition(" should ")  # "Input should be greater than 0", "String should match ..."
+        known = WANTED.get(first["type"], "").format(**first.get("ctx", {}))
+        said = known or first["msg"].removeprefix("Value error, ")
+        _, should, wanted = said.partition(" should ")  # "Input should be greater than 0", "String should have ..."
         reason = f"it should {wanted}" if should else said
         raise BadInput(f"{'.'.join(path)} = {shown} cannot be used: {reason}") from error
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from wardround import __version__
-from wardround.agreement import COORDINATOR, Agreement
+from wardround.agreement import COORDINATOR, Agreement, key_of_another
 from wardround.errors import BadInput
 from wardround.exchange.keys import PublicKey
 from wardround.files import disk_errors
@@ -107,6 +107,14 @@ class Trust:
                     f"the key {old.fingerprint} of {old.who} was revoked here on {old.on}; its owner names the new one "
                     "with --key",
                 )
+
+    def with_site(self, name: str, key: str) -> Agreement:
+        """The agreement with one more site; its key may not be one that replaces another's revoked key either."""
+        agreement = self.agreement.with_site(name, key)
+        for revocation in self.revoked:
+            if revocation.replacement == key:
+                raise key_of_another(revocation.who, name)
+        return agreement
 
     def replace(self, who: str, new_key: str, today: str) -> Trust:
         """Revoke the key of a party, and let another one (or, with an empty text, none) take its place."""
