@@ -33,6 +33,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "corrupt.npz": "not a zip",
         "short.safetensors": "short",
         "partition.json": "{}",
+        "policy.toml": "min_image_per_class = 5",
         "syntax.py": "def method(:\n",
         "raises.py": "x = 1\nimport nothing_of_this_name\n",
         "none.py": "x = 1\n",
@@ -123,6 +124,10 @@ BAD = [
     (["--data", "FILES/nan.npz"], "NaN"),
     (["--data", "FILES/good.npz", "--partition", "natural"], "no site ids"),
     (["--set", "data.partition_file=FILES/partition.json"], "partition.json"),
+    # policies
+    (["--set", "policies={site-1='FILES/missing.toml'}"], "missing.toml: No such file or directory"),
+    (["--set", "policies={site-1='FILES/broken.toml'}"], "broken.toml is not valid TOML"),
+    (["--set", "policies={site-1='FILES/policy.toml'}"], "there is no rule 'min_image_per_class'"),
     # networks
     (["--set", "model.weights=FILES/missing.safetensors"], "missing.safetensors"),
     (["--set", "model.weights=FILES/short.safetensors"], "short.safetensors"),
@@ -171,6 +176,7 @@ def test_bad_input_ends_before_anything_is_written(
         (["compare", "fedavg", "fedprox", *TINY, "--set", "mu=1"], "--set mu: no study and no method"),
         (["compare", "fedavg", "fedprox", *TINY, "--set", "fedprox.mu=-1"], "fedprox.mu = -1"),
         (["compare", "local", "fedavg", *TINY, "--set", "model.per_site.site-1=cnn4"], "fedavg needs the same model"),
+        (["compare", "local", "fedavg", *TINY, "--set", "policies={site-1='none.toml'}"], "cannot read the policy"),
         (["qqq"], "'qqq'"),
         (["--qqq"], "--qqq"),
         (["methods", "--jso"], "--jso"),

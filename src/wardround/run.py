@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from wardround.agreement import Agreement, read_agreement
 from wardround.coordinator import Coordinator
 from wardround.data.federate import federate, federate_files
 from wardround.data.federation import Federation
@@ -20,6 +21,7 @@ from wardround.data.imageset import Dataset
 from wardround.data.partition import Partition
 from wardround.data.sources import default_data_folder, load
 from wardround.errors import BadInput, WardroundError
+from wardround.exchange.policy import read_policy
 from wardround.files import disk_errors
 from wardround.learn.device import Device, find_device, one_thread_per_worker
 from wardround.learn.store import FitStore
@@ -33,12 +35,14 @@ from wardround.privacy.plan import trains_privately
 from wardround.progress import Silent
 from wardround.record import result as results
 from wardround.record.rundir import RunDir, lock_directory, refuse_existing, sweep, write_json
+from wardround.remote.sitedata import all_sites, read_site
 from wardround.report import write_report
 from wardround.settings import Settings, validate
 from wardround.study import Study, agree
 
 SETTINGS, PARTITION, DATA, ENVIRONMENT = "settings.json", "partition.json", "data.json", "environment.json"
 COMPARISON, RESULT, REPORT = "comparison.json", "result.json", "report.html"
+AGREEMENT = "study.toml"  # of a rehearsal alone: what it rehearses
 
 
 @dataclass(frozen=True)
@@ -53,14 +57,19 @@ class Prepared:
     named: tuple[str, ...]  # the methods as the user named them: a name, or the path of a Python file
 
 
-def prepare(settings: Settings, methods: Sequence[tuple[str, dict[str, Any]]], progress: Silent) -> Prepared:
-    """Check everything that can be checked before work starts."""
+def prepare(
+    settings: Settings,
+    methods: Sequence[tuple[str, dict[str, Any]]],
+    progress: Silent,
+    agreed: Agreement | None = None,
+) -> Prepared:
+    """Check everything that can be checked before work starts; `agreed` is what a rehearsal rehearses."""
     made = tuple(make(name, own) for name, own in methods)
     if len({method.name for method in made}) < len(made):
         raise BadInput("a method is named twice; name each method once")
     device = find_device(settings.device, settings.workers)
-    federation, partition = _federation(settings, progress)
-    study = agree(settings, federation)
+    federation, partition = _federation(settings, progress, agreed)
+    study = replace(agree(settings, federation), agreed_id=agreed.id if agreed else "")
     for spec in {study.spec(site) for site in study.sites}:  # refuses a model that is unknown or unfit for the images
         if settings.model.weights is not None:
             load_weights(settings.model.weights, spec)
@@ -131,11 +140,10 @@ class Job:
 
     def _conclude(self, path: Path, kind: str, study: Study, runs: dict[str, Path]) -> None:
         data = results.describe_data(self.prepared.federation)
-        named = [*self.prepared.named, "--study"] if kind == "compare" else []
         result = results.whole(
             kind,
             path.name,
-            shlex.join(["wardround", kind, *named, str(path / SETTINGS)]),
+            shlex.join(["wardround", *self._again(path, kind, study.settings)]),
             study.settings.model_dump(mode="json"),
             data,
             results.environment(self.prepared.device),
@@ -148,6 +156,14 @@ class Job:
         with disk_errors(path):
             write_report(result, path / REPORT)
             write_json(path / RESULT, result)
+
+    def _again(self, path: Path, kind: str, settings: Settings) -> list[str]:
+        """The command that repeats it. A rehearsal's images become the agreement's classes in no other way."""
+        if (path / AGREEMENT).is_file():
+            data = [word for name, source in settings.data.files.items() for word in ("--data", f"{name}={source}")]
+            out = ["--out", f"{path}-again", "--device", settings.device]
+            return ["study", "rehearse", str(path / AGREEMENT), *data, *out]
+        return [kind, *([*self.prepared.named, "--study"] if kind == "compare" else []), str(path / SETTINGS)]
 
     def _privacy_notes(self) -> list[str]:
         privacy = self.prepared.study.settings.privacy
@@ -173,6 +189,7 @@ def begin_run(settings: Settings, out: Path | None, progress: Silent) -> Job:
     """Check everything, then make the directory of a run of one method."""
     if out is not None:
         refuse_existing(out)
+    _check_policies(settings)
     prepared = prepare(settings, [(settings.method, settings.set)], progress)
     job = Job(out or _free_path(settings, prepared.methods[0].name), prepared, False, progress)
     RunDir.create(job.path, lambda part: job._open(part, prepared.study))
@@ -185,6 +202,7 @@ def begin_comparison(
     """Check everything, then make the directory of a comparison: same partition, shared site models."""
     if out is not None:
         refuse_existing(out)
+    _check_policies(settings)
     prepared = prepare(settings, methods, progress)
     job = Job(out or _free_path(settings, "compare"), prepared, True, progress)
 
@@ -205,10 +223,22 @@ def reopen(path: Path, progress: Silent) -> Job:
     listed: list[dict[str, Any]] = [{"method": settings.method, "set": settings.set}]
     if comparison.is_file():
         listed = _read_json(comparison, list)
-    prepared = prepare(settings, [(entry["method"], entry["set"]) for entry in listed], progress)
+    _check_policies(settings)
+    prepared = prepare(settings, [(entry["method"], entry["set"]) for entry in listed], progress, agreed_in(path))
     if _read_json(path / DATA, dict) != results.describe_data(prepared.federation):
         raise BadInput(f"the images or the partition have changed since {path} was begun; use the same data")
     return Job(path, prepared, comparison.is_file(), progress)
+
+
+def agreed_in(path: Path) -> Agreement | None:
+    """What was rehearsed in this directory; None where it holds an ordinary run."""
+    return read_agreement(path / AGREEMENT) if (path / AGREEMENT).is_file() else None
+
+
+def _check_policies(settings: Settings) -> None:
+    """Not in `prepare`, which also serves those who only look at a run: they need no policy."""
+    for path in settings.policies.values():
+        read_policy(path)
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -237,8 +267,11 @@ def rewrite_report(path: Path) -> Path:
 # Data -----------------------------------------------------------------------------------------------------------------
 
 
-def _federation(settings: Settings, progress: Silent) -> tuple[Federation, Partition]:
+def _federation(settings: Settings, progress: Silent, agreed: Agreement | None) -> tuple[Federation, Partition]:
     try:
+        if agreed is not None:
+            files = settings.data.files
+            return all_sites(agreed, [read_site(agreed, name, source, progress) for name, source in files.items()])
         return _sites(settings, progress)
     except MemoryError as error:
         raise BadInput("the images do not fit into memory; use fewer images, smaller ones or fewer sites") from error

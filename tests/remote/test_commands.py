@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from commands import Captured, cli, empty_place, images, ok, save_npz
+from commands import Captured, cli, empty_place, figures, images, ok, read, save_npz
 from remote.parties import predictor_hash
 from tiny import deployed
 from wardround.agreement import read_agreement
+from wardround.coordinator import Coordinator
 from wardround.deploy.model_file import read_model
 from wardround.remote.cli import say
 
@@ -96,6 +97,56 @@ def test_models_at_home_are_those_of_the_rehearsal(three: Path, capsys: Captured
         assert card["about"]["origin"]["site"] == name
 
 
+REHEARSE = (
+    *("study", "rehearse", "hub/study.toml", "--data", "south=south.npz", "--data", "north=north.npz"),
+    *("--device", "cpu", "--out", "rehearsal"),
+)
+
+
+def test_a_rehearsal_records_the_images_it_ran_on_and_is_repeated_on_them(three: Path, capsys: Captured) -> None:
+    ok(capsys, *REHEARSE)
+    data = read("rehearsal/settings.json")["data"]
+    assert data["files"] == {"north": "north.npz", "south": "south.npz"}
+    assert (data["sites"], data["size"]) == (2, 8)
+    again = read("rehearsal/result.json")["command"]
+    assert again == (
+        "wardround study rehearse rehearsal/study.toml --data north=north.npz --data south=south.npz "
+        "--out rehearsal-again --device cpu"
+    )
+    ok(capsys, *shlex.split(again)[1:])
+    assert figures("rehearsal-again") == figures("rehearsal")
+    assert read("rehearsal-again/data.json") == read("rehearsal/data.json")
+
+
+def test_a_rehearsal_that_was_stopped_goes_on(three: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(self: Coordinator) -> None:
+        raise KeyboardInterrupt
+
+    ok(capsys, *REHEARSE[:-1], "straight")
+    with monkeypatch.context() as patch:
+        patch.setattr(Coordinator, "work", stopped)
+        assert cli(capsys, *REHEARSE)[0] == 130
+    assert "go on with: wardround resume rehearsal" in refused(capsys, *REHEARSE)
+    ok(capsys, "resume", "rehearsal", "--quiet")
+    assert figures("rehearsal") == figures("straight")
+
+
+def test_a_rehearsal_on_other_images_does_not_go_on(three: Path, capsys: Captured) -> None:
+    ok(capsys, *REHEARSE)
+    shutil.copy("north.npz", "south.npz")
+    assert "have changed since rehearsal was begun" in refused(capsys, "resume", "rehearsal")
+
+
+def test_a_rehearsal_is_audited_on_its_images(three: Path, capsys: Captured) -> None:
+    pixels, _ = images()
+    for name in ("north", "south"):
+        save_npz(three / f"{name}.npz", test_images=255 - pixels)
+    ok(capsys, *REHEARSE)
+    ok(capsys, "audit", "rehearsal", "--site", "north", "--attacks", "loss-threshold", "--device", "cpu")
+    (audit,) = read("rehearsal/audit/audit.json")["sites"]
+    assert (audit["site"], audit["study"]) == ("north", read_agreement(three / "hub" / "study.toml").id)
+
+
 def test_requests_are_received_and_answered(three: Path, capsys: Captured) -> None:
     for name in ("north", "south"):
         text = (three / name / "study.toml").read_text().replace("rounds = 1", "rounds = 2")
@@ -142,7 +193,11 @@ def test_a_new_key_takes_nothing_of_another_away(place: Path, capsys: Captured) 
     assert not (place / "site.pem").exists()
 
 
-def test_a_new_study(place: Path, capsys: Captured) -> None:
+def test_a_new_study(place: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wardround.remote.register.utc_now", lambda: "2027-03-31T23:59:00+00:00")
+    late = refused(capsys, "study", "new", *NEW, "--deadline", "2027-03-30")
+    assert "--deadline 2027-03-30 has passed, as it is 2027-03-31 (UTC)" in late
+    assert list(place.iterdir()) == []
     said = ok(capsys, "study", "new", *NEW, "--name", "leaves", "--quorum", "1", "--deadline", "2027-03-31")
     assert "coordinator.key" in said
     text = (place / "study.toml").read_text()
@@ -181,7 +236,13 @@ def test_settings_that_are_not_agreed_on_are_named(place: Path, capsys: Captured
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--classes", "a"], "task.classes"),
+        ([], "--classes is missing; name the classes in order"),
+        (["--classes", " , "], "--classes is missing; name the classes in order"),
+        (["--classes", "a"], "task.classes = ['a'] cannot be used: it should be a list of 2 or more"),
+        (
+            ["--classes", "a,b", "--name", "my study"],
+            "'my study' cannot be used: it should have letters, digits, ",
+        ),
         (["--classes", "a,b", "--sites", "no/rth"], "is no name for a site"),
         (["--classes", "a,b", "--sites", "x,y,x"], "--sites names x twice"),
         (["--classes", "a,b", "--deadline", "0"], "a number of days from 1 to 3650"),
@@ -224,6 +285,10 @@ def test_add_site_and_revoke_key(three: Path, capsys: Captured) -> None:
     assert code == 2
     assert "refused: revoked key: " in out
     assert "there is no 'west'" in refused(capsys, "study", "revoke-key", study, "west")
+    coordinator = ok(capsys, "key", "show", "hub/coordinator.key").splitlines()[0]
+    for key, owner in (("south/site.pub", "south"), ("new.pub", "north"), (coordinator, "coordinator")):
+        assert f"this is the key of {owner} already" in refused(capsys, "study", "add-site", study, "east", key)
+    assert (three / "hub" / "study.toml").read_bytes() == before
 
 
 # At a site ------------------------------------------------------------------------------------------------------------

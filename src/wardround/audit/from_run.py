@@ -65,7 +65,7 @@ def open_run(path: Path, data: str | None, site: str | None, progress: Silent) -
         raise BadInput(f"{path} compares several methods; audit one of them: {path / str(methods[0]['method'])}")
     run.read_result(path)
     settings = _with_data(validate(_read(path / run.SETTINGS)), data, site)
-    prepared = run.prepare(settings, [(settings.method, settings.set)], progress)
+    prepared = run.prepare(settings, [(settings.method, settings.set)], progress, run.agreed_in(path))
     if not is_of(prepared.federation, _read(path / run.DATA)):
         raise BadInput(
             f"these are not the images of {path}: their hashes differ from its {run.DATA}; name the run's own images "

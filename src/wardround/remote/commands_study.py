@@ -45,6 +45,8 @@ def new(
     chosen = _settings(settings, preset, {key: value for key, value in flags.items() if value is not None}, set_ or [])
     if study.exists():
         raise BadInput(f"{study} exists already; choose another name")
+    if not _names(classes):
+        raise BadInput("--classes is missing; name the classes in order, such as: --classes benign,malignant")
     task = {"classes": _names(classes), "size": size, "channels": channels}
     task |= chosen.data.model_dump(include=OF_THE_TASK, exclude_none=True)
     terms: dict[str, Any] = {"sites": _different(_names(sites)), "quorum": quorum, "deadline": _deadline(deadline)}
@@ -73,7 +75,7 @@ def add_site(study: StudyFile, name: Word, key: Word) -> None:
     from wardround.agreement import write_agreement
     from wardround.exchange.keys import PublicKey
 
-    agreement = read_study(study).agreement.with_site(name, key_text(key))
+    agreement = read_study(study).with_site(name, key_text(key))
     agreement.study()
     write_agreement(study, agreement)
     public = PublicKey.parse(agreement.sites[name].key)
@@ -120,14 +122,15 @@ def rehearse(
     agreement = read_study(study).agreement
     agreement.study()
     shown = progress()
-    sites = []
+    sites, files = [], {}
     for given in data or []:
         name, equals, path = given.partition("=")
         if not equals or name not in agreement.sites:
             raise BadInput(f"--data {given} is not SITE=PATH; sites are {', '.join(agreement.sites)}")
         sites.append(read_site(agreement, name, path, shown))
+        files[name] = path
     target = out or study.with_name(f"{agreement.name}-rehearsal")
-    found = simulate(agreement, sites, target, find_device(device), shown)
+    found = simulate(agreement, sites, target, find_device(device), shown, files=files)
     result(Console(), found, target, brief=True)
 
 
@@ -197,12 +200,21 @@ def _different(names: list[str]) -> tuple[str, ...]:
 
 
 def _deadline(text: str | None) -> int | datetime.date | None:
+    """Days, or a date that the hub would not call late at once; it goes by UTC, too."""
+    from wardround.remote import register
+
     if text is None:
         return None
     try:
-        return int(text) if text.isascii() and text.isdigit() else datetime.date.fromisoformat(text)
+        if text.isascii() and text.isdigit():
+            return int(text)
+        day = datetime.date.fromisoformat(text)
     except ValueError as error:
         raise BadInput(f"--deadline {text} is neither a number of days nor a date such as 2027-03-31") from error
+    today = datetime.datetime.fromisoformat(register.utc_now()).date()
+    if day < today:
+        raise BadInput(f"--deadline {text} has passed, as it is {today} (UTC); choose today, a later date, or days")
+    return day
 
 
 def _keys(trust: Any) -> list[str]:

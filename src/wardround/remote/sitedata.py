@@ -6,14 +6,18 @@ The same function serves a site on its own and a rehearsal on one machine, so th
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
 import torch
 
 from wardround.agreement import Agreement, Task
 from wardround.data.federate import patient_notes
-from wardround.data.federation import LocalTest, Site
+from wardround.data.federation import Federation, LocalTest, Site
 from wardround.data.imageset import ImageSet, merge
+from wardround.data.partition import Partition
 from wardround.data.sources import default_data_folder, load
 from wardround.data.splits import Splits
 from wardround.errors import BadInput
@@ -35,6 +39,29 @@ def read_site(agreement: Agreement, name: str, source: str, progress: Silent = N
     by_patient = task.by_patient or own.patients is not None
     train, val, _ = Splits("natural", val_share=task.val_share, by_patient=by_patient).split(name, own)
     return Site(name, train, val, LocalTest(test, None))
+
+
+def all_sites(agreement: Agreement, sites: Sequence[Site]) -> tuple[Federation, Partition]:
+    """The sites of a rehearsal together; it needs every one of them."""
+    here = [site.name for site in sites]
+    if sorted(here) != list(agreement.sites):
+        raise BadInput(
+            f"a rehearsal needs the images of every site: {', '.join(agreement.sites)}, not {', '.join(here) or 'none'}"
+        )
+    ordered = sorted(sites, key=lambda site: site.name)
+    merged = merge([site.test.images for site in ordered])
+    federation = Federation(
+        sites=tuple(ordered),
+        test=merged,
+        classes=agreement.task.classes,
+        partition_rule=f"each site's own images, {len(sites)} sites",
+        partition_hash=agreement.id,
+        local_protocol="accuracy of each site on its own test part",
+        global_protocol=f"accuracy on the test parts of all sites merged ({len(merged):,} images)",
+        provenance=f"rehearsal of study {agreement.name} ({agreement.id}) on one machine",
+    )
+    edges = np.cumsum([0, *(len(site.train) + len(site.val) for site in ordered)])
+    return federation, Partition(tuple(np.arange(a, b) for a, b in pairwise(edges)), federation.partition_rule, 0)
 
 
 def as_agreed(images: ImageSet, task: Task, name: str) -> ImageSet:

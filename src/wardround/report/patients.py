@@ -52,7 +52,7 @@ def _check_galleries(result: dict[str, Any], folder: Path) -> None:
 
 def _images(folder: Path, data: str | None, progress: Silent) -> RealImages:
     settings = _settings(validate(_read(folder / run.SETTINGS)), data)
-    federation = run.prepare(settings, [], progress).federation
+    federation = run.prepare(settings, [], progress, run.agreed_in(folder)).federation
     if not is_of(federation, _read(folder / run.DATA)):
         raise BadInput(
             f"these are not the images of {folder}: their hashes differ from its {run.DATA}; name the run's own images "
