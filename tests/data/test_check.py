@@ -176,7 +176,7 @@ def test_one_class_is_a_finding_and_a_missing_file_is_bad_input(
     for i, picture in enumerate(chests(4)):
         (tmp_path / "set" / "ash").mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture).save(tmp_path / "set" / "ash" / f"{i}.png")
-    assert spoilt(found(tmp_path / "set")) == {"no study can use it"}
+    assert spoilt(found(tmp_path / "set")) == {"one class"}
     (tmp_path / "t.csv").write_text("path,label\ngone.png,a\n")
     assert main(["data", "check", str(tmp_path / "t.csv")]) == 2
     assert "names gone.png, which does not exist" in capsys.readouterr().err

@@ -178,6 +178,14 @@ def test_a_natural_site_without_training_images_is_refused_by_name() -> None:
     assert len(federate(dataset(train, None, beyond), rule="iid", sites=2, min_size=1)[0].sites) == 2
 
 
+def test_one_class_is_not_enough_for_a_study() -> None:
+    alone = images([0, 0, 0], classes=1)
+    with pytest.raises(BadInput, match=r"^toy holds the one class a; a classifier needs at least two$"):
+        federate(dataset(alone, None, alone), rule="iid", sites=1, min_size=1)
+    with pytest.raises(BadInput, match=r"^toy holds the one class a; a classifier needs at least two$"):
+        federate_files({"a": dataset(alone, None, alone)})
+
+
 def test_site_names_sort_in_site_order() -> None:
     names = [site.name for site in federate(toy(), rule="iid", sites=10)[0].sites]
     assert names[0] == "site-01"

@@ -211,7 +211,6 @@ LINES = ["path,label", "0.png,a", "1.png,b", "2.png,a", "3.png,b"]
         ([*LINES, ",a"], "line 6 has no path"),
         ([*LINES, "0.png,b"], "line 6 names the same file as line 2"),
         ([*LINES, '"4.png,a'], "is no CSV"),
-        ([*LINES[:2], "2.png,a"], "the one class 'a'"),
         ([*LINES[:4]], "has too few files of class b: two are needed"),
         (["path,label,split", "0.png,a,train", "1.png,b,holdout"], "line 3 has split 'holdout'; write train, val or"),
         (["path,label,split", "0.png,a,train", "1.png,b,"], "line 3 has no split, but others have"),

@@ -51,6 +51,12 @@ def test_a_site_may_lack_classes_and_has_no_others(tmp_path: Path) -> None:
     site = read_site(agreed(), "site-1", folder(tmp_path / "some", ("durmast", "birch")))
     assert site.train.classes == CLASSES
     assert (site.train.counts() + site.val.counts()).tolist() == [0, 4, 0, 4]
+    one = read_site(agreed(), "site-1", folder(tmp_path / "one", ("cedar",)))
+    assert (one.train.counts() + one.val.counts()).tolist() == [0, 0, 4, 0]
+    assert one.test.images.counts().tolist() == [0, 0, 1, 0]
+    table = tmp_path / "one.csv"
+    table.write_text("path,label\n" + "".join(f"one/cedar/{n}.png,cedar\n" for n in range(5)))
+    assert torch.equal(read_site(agreed(), "site-1", str(table)).train.counts(), one.train.counts())
     with pytest.raises(
         BadInput, match="has the class 'elm', which the study does not know; its classes are ash, birch"
     ):

@@ -59,6 +59,7 @@ def federate(
     `by_patient` None means: where there are patient ids, no patient is in two sites that are drawn, nor in two parts.
     Natural sites and a partition file are facts: patients whom they split are then counted in a note, not refused.
     """
+    _refuse_one_class(dataset)
     _refuse_unlike(f"{dataset.name}'s training part", dataset.train, f"{dataset.name}'s test part", dataset.test)
     if len(dataset.test) == 0:
         raise BadInput(f"{dataset.name} has no official test images, so nothing can be measured; add a test part")
@@ -249,6 +250,13 @@ def _training_pool(dataset: Dataset, merge_val: bool) -> tuple[ImageSet, str]:
     return pool, f"official training and validation parts merged ({len(pool):,} images)"
 
 
+def _refuse_one_class(dataset: Dataset) -> None:
+    """In a whole study; a hospital that reads its own images (`remote/sitedata.py`) may have one class of many."""
+    if len(dataset.train.classes) < 2:
+        held = ", ".join(dataset.train.classes)
+        raise BadInput(f"{dataset.name} holds the one class {held}; a classifier needs at least two")
+
+
 def _refuse_untrained(dataset: Dataset, pool: ImageSet) -> None:
     """A natural site that only tests or validates could not take part, and would be missing without a word."""
     if pool.sites is None:
@@ -353,6 +361,7 @@ def _refuse_bad_sources(names: Sequence[str], named: Mapping[str, Dataset], test
             raise BadInput(f"site {name} has no training images; add some or leave the site out")
         if test == "natural" and len(source.test) == 0:
             raise BadInput(f"site {name} has no official test images; add some, or use test weighted or own")
+        _refuse_one_class(source)
         _refuse_unlike(f"site {names[0]}", named[names[0]].train, f"site {name}", source.train)
         _refuse_unlike(f"site {name}'s training part", source.train, "its test part", source.test)
     if not any(len(named[name].test) for name in names):

@@ -59,8 +59,6 @@ def folder_rows(path: Path) -> list[Row]:
 def folder_plan(path: Path, rows: list[Row], test_share: float = 0.2, seed: int = 0) -> Plan:
     """Which picture is for what. Classes are in the order of their folders' names."""
     classes = tuple(sorted({row.label for row in rows}))
-    if len(classes) < 2:
-        raise BadInput(f"{path} holds the one class {classes[0]}; a classifier needs at least two class folders")
     labels = np.array([classes.index(row.label) for row in rows])
     if rows[0].part:
         parts, how = np.array([PARTS.index(row.part) for row in rows]), "parts as the folder has them"

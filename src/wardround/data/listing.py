@@ -133,8 +133,6 @@ def read_plan(
 def _classes(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
     """Class names in order; numbers in the order of numbers."""
     found = {row.label for row in rows}
-    if len(found) < 2:
-        raise BadInput(f"{name} holds the one class {next(iter(found), '')!r}; a classifier needs at least two")
     numbers = all(re.fullmatch(r"[0-9]{1,9}", label) for label in found)
     return tuple(sorted(found, key=lambda label: (int(label), label)) if numbers else sorted(found))
 

@@ -270,8 +270,6 @@ def _classes(path: Path, labels: dict[str, Numbers]) -> tuple[str, ...]:
                 f"{len(official.classes) - 1}); rename the file if it is another set"
             )
         return official.classes
-    if highest == 0:
-        raise BadInput(f"{path} has label 0 only; a classifier needs at least two classes")
     if highest >= sum(len(part) for part in labels.values()):
         raise BadInput(f"{path} has label {highest} but fewer images than that; number the classes 0, 1, 2 and on")
     return tuple(f"class {c}" for c in range(highest + 1))

@@ -65,7 +65,9 @@ def _classes(seen: Inspected) -> Iterator[Finding]:
     np.add.at(counts, (seen.parts, seen.labels), 1)
     train, test = counts[0] + counts[1], counts[2]
     if len(seen.classes) < 2 and not seen.trouble:
-        yield Finding("spoils", "one class", "a classifier needs at least two", 1, seen.classes)
+        yield Finding(
+            "spoils", "one class", "a study needs two or more, of which one of its sites may have one", 1, seen.classes
+        )
     if test.sum():
         for part, held in (("training", train), ("test", test)):
             missing = tuple(name for name, n in zip(seen.classes, held, strict=True) if n == 0)
