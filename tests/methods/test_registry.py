@@ -1,13 +1,14 @@
 """Methods by name, and methods out of a file of one's own."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tiny import figures, give_tiny_data, predictor_bytes, settings
 from wardround import run
 from wardround.errors import BadInput
-from wardround.methods.registry import find, known, make
+from wardround.methods.registry import find, known, make, own_settings
 from wardround.progress import Silent
 
 OWN = '''
@@ -72,6 +73,29 @@ def test_an_unknown_name_gets_the_list() -> None:
 def test_settings_of_a_method_without_any_are_refused() -> None:
     with pytest.raises(BadInput, match=r"there is no setting 'fedavg.mu'"):
         make("fedavg", {"mu": 1})
+
+
+def test_what_is_set_for_methods() -> None:
+    tree = {"fedprox": {"mu": 0.5}, "moon": {"temperature": 0.4}, "bare": 1}
+    assert own_settings(tree, "fedprox") == {"bare": 1, "mu": 0.5}
+    assert own_settings(tree, "fedavg") == {"bare": 1}
+    assert own_settings({"mine": {"x": 1}, "table": {"y": 2}}, "mine") == {"x": 1, "table": {"y": 2}}
+    assert own_settings({"mine": {"x": 1}}, "fedavg", ["fedavg", "mine"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("tree", "says"),
+    [
+        ({"fedprox": {"muu": 3}}, r"^there is no setting 'fedprox.muu'; did you mean fedprox.mu\?$"),
+        ({"fedprox": {"mu": -3}}, r"^fedprox.mu = -3 cannot be used"),
+        ({"fedprox": 3}, r"^set.fedprox = 3 cannot be used: it should be a table of fedprox's settings$"),
+        ({"fedpox": {"mu": 3}}, r"^there is no method 'fedpox'; did you mean fedprox\?"),
+    ],
+)
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+def test_a_slip_in_what_is_set_is_found_whichever_method_runs(method: str, tree: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        own_settings(tree, method)
 
 
 def test_a_method_of_ones_own(own: str) -> None:

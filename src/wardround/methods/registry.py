@@ -53,12 +53,26 @@ def make(name: str, own: Mapping[str, Any]) -> Method:
 
 
 def own_settings(tree: Mapping[str, Any], method: str, compared: Sequence[str] = ()) -> dict[str, Any]:
-    """Of a study's table `set`, what is meant for a method: under its name, or under no method's name."""
-    named = tree.get(method, {})
-    if not isinstance(named, dict):
-        raise BadInput(f"set.{method} = {named!r} cannot be used: it should be a table of {method}'s settings")
-    bare = {key: value for key, value in tree.items() if key not in {*known(), *compared, method}}
-    return {**bare, **named}
+    """Of a study's table `set`, what is meant for a method: under its name, or under no method's name.
+
+    What is there for methods that are not run is checked as well: a slip should not wait for the day that they are.
+    """
+    mine = {*known(), *compared, method}
+    tables = {name: _table(name, tree[name]) for name in tree if name in mine}
+    for name, table in tables.items():
+        if name in known():
+            make(name, table)
+    bare = {key: value for key, value in tree.items() if key not in mine}
+    for key, value in bare.items():
+        if isinstance(value, dict) and method in known():  # none of these has a table as a setting
+            find(key)
+    return {**bare, **tables.get(method, {})}
+
+
+def _table(method: str, found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise BadInput(f"set.{method} = {found!r} cannot be used: it should be a table of {method}'s settings")
+    return found
 
 
 def _defined_in(module: ModuleType) -> Iterator[type[Method]]:
