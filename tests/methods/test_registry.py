@@ -76,7 +76,7 @@ def test_settings_of_a_method_without_any_are_refused() -> None:
 
 
 def test_what_is_set_for_methods() -> None:
-    tree = {"fedprox": {"mu": 0.5}, "moon": {"temperature": 0.4}, "bare": 1}
+    tree = {"fedprox": {"mu": 0.5}, "moon": {"tau": 0.4}, "bare": 1}
     assert own_settings(tree, "fedprox") == {"bare": 1, "mu": 0.5}
     assert own_settings(tree, "fedavg") == {"bare": 1}
     assert own_settings({"mine": {"x": 1}, "table": {"y": 2}}, "mine") == {"x": 1, "table": {"y": 2}}
