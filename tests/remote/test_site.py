@@ -19,6 +19,7 @@ from wardround.exchange.policy import Policy, Refused
 from wardround.learn.predictor import Predictor
 from wardround.learn.trainer import Trainer
 from wardround.remote.register import Register
+from wardround.remote.site import SiteDesk
 
 ONE, TWO, THREE = SITES
 
@@ -53,7 +54,11 @@ def test_a_request_that_comes_twice_gets_the_stored_bytes(parties: Parties, monk
     trained = steps(monkeypatch)
     parties.time = "2027-01-01T00:00:00+00:00"
     first.unlink()
+    said: list[str] = []
+    monkeypatch.setattr(SiteDesk, "_note", lambda self, text: said.append(text))
     assert parties.answer(ONE).read_bytes() == data
+    (note,) = said
+    assert note.startswith("round 1 was answered before: this is the same answer, and nothing was trained now")
     assert tree(parties.root) == before
     assert trained == []
 

@@ -125,7 +125,12 @@ class SiteDesk:
             if (before.round, before.request) == (round, sha256):
                 if anew:
                     continue
-                return self._allowed_still(self._under_this_key(record, before), site.train.counts())
+                stored = self._allowed_still(self._under_this_key(record, before), site.train.counts())
+                self._note(
+                    f"round {round + 1} was answered before: this is the same answer, and nothing was trained now "
+                    "(to train once more, on corrected images, say --replace)"
+                )
+                return stored
             if before.round >= round and not again:
                 raise refusal(
                     "second request",
