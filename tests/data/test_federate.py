@@ -154,27 +154,32 @@ def test_a_natural_site_without_training_images_is_refused_by_name() -> None:
     train, test = images([0, 1] * 4, sites=[2] * 8), images([0, 1], first=200, sites=[2, 2])
     beyond = images([0, 1, 0], first=100, sites=[2, 1, 0])
     cases = [
-        (dataset(train, None, beyond), "sites id 0, id 1 have no training images; add some or remove their images"),
+        (
+            dataset(train, None, beyond),
+            "sites id 0, id 1 have no training images; add some, remove their images, or set data.test=weighted or own",
+        ),
         (
             dataset(train, beyond, test),
-            "sites id 0, id 1 have no training images; add some or remove their images, or set data.merge_val=true",
+            "sites id 0, id 1 have no training images; add some, remove their images, or set data.merge_val=true",
         ),
         (
             replace(dataset(train, None, beyond.take(torch.tensor([0, 1]))), site_names=("east", "south", "west")),
-            "site south has no training images; add some or remove its images",
+            "site south has no training images; add some, remove its images, or set data.test=weighted or own",
         ),
         (
             dataset(train, None, images([0] * 10, first=100, sites=[*range(3, 12), 2])),
-            "sites id 3, id 4, id 5, id 6, id 7, id 8, id 9, id 10, ... have no training images; add some or remove "
-            "their images",
+            "sites id 3, id 4, id 5, id 6, id 7, id 8, id 9, id 10, ... have no training images; add some, remove "
+            "their images, or set data.test=weighted or own",
         ),
     ]
     for data, message in cases:
         for sites in (0, 2):  # and never a wrong count of sites
             with pytest.raises(BadInput) as caught:
-                federate(data, rule="natural", sites=sites, merge_val=False)
+                federate(data, rule="natural", sites=sites, merge_val=False, test="natural")
             assert str(caught.value) == message
     assert len(federate(dataset(train, beyond, test), rule="natural", sites=0)[0].sites) == 3
+    unseen, _ = federate(dataset(train, None, beyond), rule="natural", sites=0, test="own")
+    assert (len(unseen.sites), len(unseen.test)) == (1, 3)  # hospitals that none trains at are a test for all
     assert len(federate(dataset(train, None, beyond), rule="iid", sites=2, min_size=1)[0].sites) == 2
 
 

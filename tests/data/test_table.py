@@ -165,7 +165,9 @@ def test_a_site_that_is_only_tested_is_named_as_the_table_names_it(tmp_path: Pat
     lines += [f"{name},{'ab'[i % 2]},south,test" for i, name in enumerate(names[6:])]
     data = load(str(table(tmp_path, lines)), tmp_path)
     assert data.site_names == ("north", "south")
-    with pytest.raises(BadInput, match=r"^site south has no training images; add some or remove its images$"):
+    with pytest.raises(
+        BadInput, match=r"^site south has no training images; add some, remove its images, or set data\.test"
+    ):
         federate(data, rule="natural", sites=2, test="natural")
 
 

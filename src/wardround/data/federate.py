@@ -68,7 +68,7 @@ def federate(
     must_be_apart = is_drawn and pool.patients is not None if by_patient is None else by_patient
     splits = Splits(test, test_share, val_share, by_patient, seed_for_splits)
     if rule == "natural" and partition_file is None:
-        _refuse_untrained(dataset, pool)
+        _refuse_untrained(dataset, pool, test)
     if partition_file is None:
         dealt = partition(
             pool,
@@ -257,20 +257,23 @@ def _refuse_one_class(dataset: Dataset) -> None:
         raise BadInput(f"{dataset.name} holds the one class {held}; a classifier needs at least two")
 
 
-def _refuse_untrained(dataset: Dataset, pool: ImageSet) -> None:
-    """A natural site that only tests or validates could not take part, and would be missing without a word."""
+def _refuse_untrained(dataset: Dataset, pool: ImageSet, test: str) -> None:
+    """A natural site that only tests or validates could not take part, and would be missing without a word.
+
+    Where sites are not tested on official images of their own, those of other hospitals may be a test for all.
+    """
     if pool.sites is None:
         return
     validated, tested = (
         [] if part is None or part.sites is None else part.sites.tolist() for part in (dataset.val, dataset.test)
     )
-    lacking = sorted({*validated, *tested} - {*pool.sites.tolist()})
+    lacking = sorted({*validated, *(tested if test == "natural" else ())} - {*pool.sites.tolist()})
     if lacking:
         named = [dataset.site_names[i] if dataset.site_names else f"id {i}" for i in lacking[:8]]
         listed = ", ".join(named) + (", ..." if len(lacking) > 8 else "")
         who, has, its = ("site", "has", "its") if len(lacking) == 1 else ("sites", "have", "their")
-        merging = ", or set data.merge_val=true" if {*lacking} <= {*validated} else ""
-        raise BadInput(f"{who} {listed} {has} no training images; add some or remove {its} images{merging}")
+        other = "or set data.merge_val=true" if {*lacking} <= {*validated} else "or set data.test=weighted or own"
+        raise BadInput(f"{who} {listed} {has} no training images; add some, remove {its} images, {other}")
 
 
 def _loaded(path: Path, pool: ImageSet, sites: int, by_patient: bool) -> Partition:
