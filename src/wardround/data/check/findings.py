@@ -66,7 +66,7 @@ def _classes(seen: Inspected) -> Iterator[Finding]:
     train, test = counts[0] + counts[1], counts[2]
     if len(seen.classes) < 2 and not seen.trouble:
         yield Finding(
-            "spoils", "one class", "a study needs two or more, of which one of its sites may have one", 1, seen.classes
+            "spoils", "one class", "a study needs two or more; one of its sites may have one", 1, seen.classes
         )
     if test.sum():
         for part, held in (("training", train), ("test", test)):
