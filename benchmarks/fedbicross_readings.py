@@ -44,6 +44,8 @@ READINGS: dict[str, dict[str, Any]] = {  # of Stages 1 and 2
     "mean of probabilities, known targets": {"mean": "probabilities", "targets": "known"},
     "mean of probabilities, one cluster": {"mean": "probabilities", "clusters": 1},
     "from a member": {"begin": "member"},
+    "from a member, 16 trajectories": {"begin": "member", "trajectories": 16},
+    "from a member, known targets": {"begin": "member", "targets": "known"},
     "learning at every step": {"inner": "all"},
     "16 trajectories": {"trajectories": 16},
     "τ = 20 in Stage 2": {"temperature": 20.0},
@@ -53,7 +55,9 @@ PERSONAL: dict[str, dict[str, Any]] = {  # of Stage 3
     "none": {"personal": False},
     "none, statistics of made images": {"personal": False, "recalibrate": "synthetic"},
     "as in the preset": {},
+    "γ = 0.7": {"gamma": 0.7},
     "γ = 1": {"gamma": 1.0},
+    "δ = 0": {"delta": 0.0},
     "τ = 20": WARM,
     "τ = 20, γ = 1": {**WARM, "gamma": 1.0},
     "τ = 20, 10 epochs": {**WARM, "personal_epochs": 10},
@@ -95,7 +99,10 @@ def _bars(cell: Cell) -> dict[str, float]:
 
 
 def summarise(rows: Rows) -> list[dict[str, Any]]:
-    """Means over seeds; how far below the sites' own models at home, and how much of the way to the ensemble is won."""
+    """Means over seeds; how far below the sites' own models at home, and how much of the way to the ensemble is won.
+
+    In the order of the readings above, whenever each was done.
+    """
     summary = []
     for head, found in by_place(rows, PLACE):
         means = {name: mean(row["figures"][name] for row in found) for name in FIGURES}
@@ -103,7 +110,10 @@ def summarise(rows: Rows) -> list[dict[str, Any]]:
         won = (means["global"] - means["own_global"]) / way if way > 0 else None
         counts = sorted({len(row["clusters"]) for row in found})
         summary.append({**head, "clusters": counts, "mean": means, "won": won})
-    return summary
+    first, then = list(READINGS), list(PERSONAL)
+    return sorted(
+        summary, key=lambda row: (row["set"], row["alpha"], first.index(row["reading"]), then.index(row["personal"]))
+    )
 
 
 def markdown(record: Mapping[str, Any]) -> str:
@@ -137,8 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = main_of(EXPERIMENT, options)
     if code or options.page is None:
         return code
-    record = read_results(options.out, NAME, ("summary",))
-    return pages.fill(options.page, {"fedbicross_readings.py": markdown(record)})
+    record = read_results(options.out, NAME, ("entries",))
+    table = markdown({**record, "summary": summarise(record["entries"])})
+    return pages.fill(options.page, {"fedbicross_readings.py": table})
 
 
 if __name__ == "__main__":

@@ -119,16 +119,16 @@ def test_what_is_won_by_hand(scripts: Any) -> None:
 
     def row(seed: int, everywhere: float, panel: float, alpha: float, clusters: int) -> dict[str, Any]:
         figures = {"local": 0.95, "global": everywhere, "own_local": 0.97, "own_global": 0.3, "ensemble_global": panel}
-        place = {"set": "blood", "alpha": alpha, "seed": seed, "reading": "r", "personal": "p"}
+        place = {"set": "blood", "alpha": alpha, "seed": seed, "reading": "as in the preset", "personal": "γ = 1"}
         return {**place, "clusters": [["a"]] * clusters, "figures": figures}
 
-    rows = [row(0, 0.4, 0.8, 0.1, 2), row(1, 0.6, 0.8, 0.1, 4), row(0, 0.4, 0.3, 0.5, 3)]
+    rows = [row(0, 0.4, 0.3, 0.5, 3), row(0, 0.4, 0.8, 0.1, 2), row(1, 0.6, 0.8, 0.1, 4)]
     found = scripts.readings.summarise(rows)
     assert found[0]["won"] == pytest.approx(0.4)
     assert found[1]["won"] is None
     lines = scripts.readings.markdown({"summary": found}).splitlines()
-    assert lines[2] == "| blood | 0.1 | r | 2 to 4 | p | 2 | 95.0 | 2.0 | 50.0 | 40% |"
-    assert lines[3] == "| blood | 0.5 | r | 3 | p | 1 | 95.0 | 2.0 | 40.0 | – |"
+    assert lines[2] == "| blood | 0.1 | as in the preset | 2 to 4 | γ = 1 | 2 | 95.0 | 2.0 | 50.0 | 40% |"
+    assert lines[3] == "| blood | 0.5 | as in the preset | 3 | γ = 1 | 1 | 95.0 | 2.0 | 40.0 | – |"
 
 
 def test_the_page_has_the_figures_of_the_results(scripts: Any, tmp_path: Path) -> None:
