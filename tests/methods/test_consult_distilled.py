@@ -402,7 +402,7 @@ def test_a_site_keeps_its_own_model_where_the_student_is_useless(sent: Sent) -> 
     found = drive(ctx, of.personal(ctx, data.sites[0], home(ctx, of, constant(ctx, 3), 0), memory))
     assert right(found, ctx, data.sites[0].val) == 0.5
     assert torch.equal(found.members[0].weights["head.bias"], memory.groups[OWN]["head.bias"])
-    assert notes[0].startswith("site-1 keeps its own model: the shared predictor, with whatever share of its prior,")
+    assert notes[0].startswith("site-1 keeps its own model: the shared predictor, whatever the site expects,")
 
 
 def test_the_student_is_taught_on_the_sites_images_and_made_ones_of_what_it_has_not_seen(

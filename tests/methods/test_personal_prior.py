@@ -1,4 +1,4 @@
-"""From a shared predictor to a site's own: the smallest share of its prior that is enough, and honest probabilities."""
+"""From a shared predictor to a site's own: its prior, what its validation images ask for, and honest probabilities."""
 
 import math
 from dataclasses import replace
@@ -13,15 +13,16 @@ from tiny import federation, images
 from wardround.data.federation import Site
 from wardround.learn.predictor import Member, Predictor
 from wardround.methods.personal_prior import (
-    OF_FEW,
+    NUDGE,
     SHARPER,
     TEMPERS,
     Judge,
     Offer,
     best_factor,
     calibration_error,
-    first_enough,
+    lowering,
     lowest_familiar,
+    right_answers,
     sharpened,
 )
 from wardround.models import NetSpec, fresh
@@ -47,39 +48,127 @@ def site(labels: list[int], train: list[int]) -> Site:
     return Site("site-1", *own, of.test)
 
 
-def test_the_first_share_of_the_prior_that_is_enough() -> None:
-    """Both images are of class 0; the second is called 1 by a margin of 1. The prior is 3:1, log 3 = 1.0986.
+FAR = torch.full((4,), 99.0, dtype=torch.float64)
 
-    Right about one: t = 0. Right about both: t·log 3 > 1, so t > 0.91: 0.95 in steps of 0.05. On a tie the first
-    class wins, which is no case here.
+
+def labelled(*labels: int) -> Tensor:
+    return torch.tensor(labels)
+
+
+# What is taken off a class --------------------------------------------------------------------------------------------
+
+
+def test_a_class_is_lowered_no_further_than_it_must_be() -> None:
+    """All images are of class 0. One is called 1 by a margin of 1, one by 3; one more answer is needed, then two."""
+    scores, labels = double([2, 0], [0, 1], [0, 3]), labelled(0, 0, 0)
+    assert lowering(scores, labels, 1, FAR).tolist() == [0, 0]
+    assert lowering(scores, labels, 2, FAR).tolist() == pytest.approx([0, 1 + NUDGE])
+    assert lowering(scores, labels, 3, FAR).tolist() == pytest.approx([0, 3 + NUDGE])
+    assert right_answers(scores - lowering(scores, labels, 3, FAR), labels) == 3
+
+
+def test_the_class_that_gains_most_for_what_is_taken_off_is_lowered_first() -> None:
+    """Class 1 costs one answer by a margin of 1; class 2 two, by 0.4 and 1.5: 1/0.4 is more than 1/1 and 2/1.5.
+
+    For two answers class 2 goes down by 0.4 and class 1 by 1, not class 2 by 1.5: after the first step that is 1/1.1.
     """
-    scores, prior, labels = double([2, 0], [0, 1]), double(0.75, 0.25).log(), torch.tensor([0, 0])
-    assert first_enough(Offer(SHARED, scores), prior, labels, 0.5, TEMPERS) == 0
-    assert first_enough(Offer(SHARED, scores), prior, labels, 1.0, TEMPERS) == 19
-    far = Offer(SHARED, double([2, 0], [0, 9]))
-    assert first_enough(far, prior, labels, 1.0, TEMPERS) is None  # 3·log 3 is not enough
-    assert TEMPERS.tolist()[19:21] == pytest.approx([0.95, 1.0])
-    assert OF_FEW.tolist() == pytest.approx([*TEMPERS.tolist()[20:], *TEMPERS.tolist()[19::-1]])
+    scores, labels = double([0, 1, -9], [0, -9, 0.4], [0, -9, 1.5]), labelled(0, 0, 0)
+    assert lowering(scores, labels, 1, FAR).tolist() == pytest.approx([0, 0, 0.4 + NUDGE])
+    assert lowering(scores, labels, 2, FAR).tolist() == pytest.approx([0, 1 + NUDGE, 0.4 + NUDGE])
+    assert lowering(scores, labels, 3, FAR).tolist() == pytest.approx([0, 1 + NUDGE, 1.5 + 2 * NUDGE], abs=2 * NUDGE)
 
 
-def test_a_site_takes_the_shared_predictor_with_that_share() -> None:
-    """Training images 5:1, so π = (5.5, 1.5)/7: log odds 1.2993; a margin of 1 needs t > 0.77: 0.80."""
-    judge = Judge(site([0, 0] * 10, [0] * 5 + [1]), None, calibrate=False)
+def test_answers_that_would_be_lost_count_against_those_that_are_won() -> None:
+    """Two are called 1 wrongly, by 1 and by 2; one rightly, by 1.5: at 2 one answer is won for twice what 1 costs."""
+    scores, labels = double([0, 1], [0, 2], [0, 1.5]), labelled(0, 0, 1)
+    assert lowering(scores, labels, 2, FAR).tolist() == pytest.approx([0, 1 + NUDGE])
+    stuck = lowering(scores, labels, 3, FAR)  # no step gains an answer any more
+    assert stuck.tolist() == pytest.approx([0, 1 + NUDGE])
+    first = double([0, 1], [0, 0.5])  # to lose one for one is no gain, however near
+    assert lowering(first, labelled(0, 1), 2, FAR).tolist() == [0, 0]
+    third = double([0, 1, 2])  # its own class comes third: not by one class alone
+    assert lowering(third, labelled(0), 1, FAR).tolist() == [0, 0, 0]
+
+
+def test_no_class_is_lowered_further_than_allowed() -> None:
+    """Class 1 may lose 1.2: enough for a margin of 1, not for another of 3 after it, nor for 3 at once."""
+    scores, labels, most = double([0, 1], [0, 3]), labelled(0, 0), double(0, 1.2)
+    assert lowering(scores, labels, 2, most).tolist() == pytest.approx([0, 1 + NUDGE])
+    assert lowering(scores[1:], labels[1:], 1, most).tolist() == [0, 0]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32), st.integers(1, 25), st.integers(2, 4))
+def test_lowering_is_enough_or_there_is_no_single_step_that_helps(seed: int, n: int, classes: int) -> None:
+    """Against plain loops: each step from where it ended, of any class and to any margin, gains nothing."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (n,), generator=draw)
+    scores = torch.randn(n, classes, generator=draw, dtype=torch.float64)
+    before = right_answers(scores, labels)
+    for needed in (before, before + 1, n):
+        taken = lowering(scores, labels, needed, FAR)
+        reached = right_answers(scores - taken, labels)
+        assert bool((taken >= 0).all())
+        assert reached >= before
+        if needed <= before:
+            assert not taken.any()
+        if reached < needed:
+            now = scores - taken
+            for d in range(classes):
+                for row in now.tolist():
+                    step = torch.zeros(classes, dtype=torch.float64)
+                    step[d] = max(row[d] - max(row[:d] + row[d + 1 :]), 0) + NUDGE
+                    assert right_answers(now - step, labels) <= reached
+
+
+# What a site takes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_site_lowers_the_class_that_is_named_too_readily() -> None:
+    """Training images 5:1, so π = (5.5, 1.5)/7, log odds 1.2993: a quarter is 0.3248 of the margin of 1, the rest
+
+    is taken off class 1."""
+    judge = Judge(site([0, 0] * 10, [0] * 5 + [1]), None, calibrate=False, least=0.25)
     found = judge.choose([Offer(SHARED, many([2, 0], [0, 1]))], (OWN, many([1, 0], [1, 0])))
     prior = double(5.5 / 7, 1.5 / 7).log()
+    rest = 1 - 0.25 * math.log(5.5 / 1.5) + NUDGE
     assert found.predictor.members == SHARED.members
     assert found.predictor.log_prior is not None
-    torch.testing.assert_close(found.predictor.log_prior, 0.8 * prior)
+    torch.testing.assert_close(found.predictor.log_prior, 0.25 * prior - double(0, rest))
     assert found.words == (
-        "takes the shared predictor with its own prior, tempered by 0.80, the least that is as good as its own model "
-        "(100.0% of 20 validation images, its own model 100.0%)"
+        "takes the shared predictor with its own prior, tempered by 0.25, where sites begin; it expects less of "
+        f"{judge.site.val.classes[1]}, to be as good as its own model (100.0% of 20 validation images, its own model "
+        "100.0%)"
     )
     assert found.accuracy == 1
     assert found.predictor.floor is not None
 
 
-def test_of_several_forms_that_with_the_smallest_share_is_taken() -> None:
-    """As above the first form needs 0.80; the second, by a margin of ½, t > 0.38: 0.40; the third the same."""
+def test_more_of_the_prior_is_taken_where_no_class_can_be_lowered() -> None:
+    """Of class 0, called 2 by 0.1 before 1 and by 1.1 before 0: no class alone helps, and the prior lowers both.
+
+    π of 8, 0 and 0 images is (8.5, 0.5, 0.5)/9.5, log odds log 17 = 2.833: with t = 0.35 class 1 is still ahead of 0 by
+    1 − 0.9916, with 0.4 it is not, nor is class 2.
+    """
+    own_images = [images(len(y), labels=y, classes=3) for y in ([0] * 8, [0] * 20)]
+    here = Site("site-1", *own_images, federation((2,)).sites[0].test)
+    offer = Offer(Predictor(3, (OWN, OWN)), double([0, 1, 1.1]).repeat(20, 1))
+    found = Judge(here, None, calibrate=False).choose([offer], (OWN, double([1, 0, 0]).repeat(20, 1)))
+    assert "tempered by 0.40, the least that is as good as its own model (100.0% of 20" in found.words
+    assert found.predictor.log_prior is not None
+    torch.testing.assert_close(found.predictor.log_prior, 0.4 * double(8.5 / 9.5, 0.5 / 9.5, 0.5 / 9.5).log())
+
+
+def test_no_class_is_expected_less_than_three_times_the_prior_would() -> None:
+    """3·log(11/3) = 3.898 off class 1 is too little against 3.91, and so is the prior itself; 3.88 is not too much."""
+    for margin, kept in ((3.88, False), (3.91, True)):
+        judge = Judge(site([0] * 20, [0] * 5 + [1]), None, calibrate=False)
+        found = judge.choose([Offer(SHARED, double([0, margin]).repeat(20, 1))], (OWN, double([1, 0]).repeat(20, 1)))
+        assert found.words.startswith("keeps its own model") == kept
+
+
+def test_of_several_forms_the_one_that_needs_the_least_is_taken() -> None:
+    """As above the first form needs 1 less of class 1; the second, by a margin of ½, 0.5; the third the same."""
     forms = [
         Offer(SHARED, many([2, 0], [0, 1])),
         Offer(SHARED, many([2, 0], [0, 0.5]), ", louder,"),
@@ -88,40 +177,35 @@ def test_of_several_forms_that_with_the_smallest_share_is_taken() -> None:
     judge = Judge(site([0, 0] * 10, [0] * 5 + [1]), None, calibrate=False)
     own = OWN, many([1, 0], [1, 0])
     found = judge.choose(forms, own)
-    assert found.words.startswith("takes the shared predictor, louder, with its own prior, tempered by 0.40, the least")
+    assert found.words.startswith("takes the shared predictor, louder; it expects less of")
     assert found.predictor.log_prior is not None
-    torch.testing.assert_close(found.predictor.log_prior, 0.4 * double(5.5 / 7, 1.5 / 7).log())
+    torch.testing.assert_close(found.predictor.log_prior, double(0, -0.5 - NUDGE))
     assert found.predictor.combine == "logits"
     fixed = Judge(judge.site, 0.5, calibrate=False).choose(forms, own)
-    assert fixed.words.startswith("takes the shared predictor with its own prior, tempered by 0.50, as set")
+    assert fixed.words.startswith("takes the shared predictor with its own prior, tempered by 0.50, as set (50.0% of")
     free = judge.choose([forms[0], Offer(SHARED, many([2, 0], [1, 0]), ", louder")], own)
     assert free.words.startswith("takes the shared predictor, louder (100.0%")
 
 
-def test_of_forms_that_need_equally_little_the_one_that_is_most_often_right_if_asked_for() -> None:
-    """The own model is right on half of the images; the forms, without the prior, on half, all, and all of them."""
+def test_of_forms_that_need_equally_little_the_one_that_is_most_often_right() -> None:
+    """The own model is right on half of the images; the forms, as they are, on half, all, and all of them."""
     here, own = site([0, 1] * 10, [0, 1]), (OWN, many([1, 0], [1, 0]))
     scores = [many([1, 0], [1, 0]), many([1, 0], [0, 1]), many([1, 0], [0, 1])]
     forms = [Offer(SHARED, said, how) for said, how in zip(scores, (", taught", ", new", ""), strict=True)]
-    first = Judge(here, None, calibrate=False).choose(forms, own)
-    assert first.words.startswith("takes the shared predictor, taught (50.0% of 20")
-    right = Judge(here, None, calibrate=False, of_equals="right").choose(forms, own)
+    right = Judge(here, None, calibrate=False).choose(forms, own)
     assert right.words.startswith("takes the shared predictor, new (100.0% of 20")
-    less = [Offer(SHARED, many([1, 0], [0.4, 0]), ", early"), *forms[:1]]  # both right on half, and both at t = 0
-    assert Judge(here, None, False, "right").choose(less, own).words.startswith("takes the shared predictor, early (50")
+    less = [Offer(SHARED, many([1, 0], [0.4, 0]), ", early"), *forms[:1]]  # both right on half
+    assert Judge(here, None, False).choose(less, own).words.startswith("takes the shared predictor, early (50")
 
 
 def test_its_own_prior_takes_the_place_of_what_the_shared_predictor_expected() -> None:
-    """That expects class 1 by 0.4, of which (1 − t) stays; so the second image is called 1 by 0.6 + 0.4·(1 − t).
-
-    With π = (5.5, 1.5)/7, log odds 1.2993, it is no longer from 0.6 + 0.4·(1 − t) = 1.2993·t on: t = 0.59, so 0.60.
-    """
+    """That expects class 1 by 0.4, of which (1 − t) stays, and t of π = (5.5, 1.5)/7 comes."""
     shared = replace(SHARED, log_prior=double(-0.2, 0.2))
-    judge = Judge(site([0, 0] * 10, [0] * 5 + [1]), None, calibrate=False)
+    judge = Judge(site([0, 0] * 10, [0] * 5 + [1]), None, calibrate=False, least=0.6)
     own, prior = (OWN, many([1, 0], [1, 0])), double(5.5 / 7, 1.5 / 7).log()
     offer = Offer(shared, many([2, 0], [0, 1]))
     found = judge.choose([offer], own)
-    assert "tempered by 0.60" in found.words
+    assert "tempered by 0.60, where sites begin (100.0%" in found.words  # 0.6 + 0.4·0.4 is less than 0.6·1.2993
     assert found.predictor.log_prior is not None
     torch.testing.assert_close(found.predictor.log_prior, 0.6 * prior + 0.4 * double(-0.2, 0.2))
     for t in (1.0, 2.0):
@@ -138,13 +222,14 @@ def test_a_site_that_needs_nothing_of_its_prior() -> None:
     assert replace(found.predictor, floor=None) == SHARED  # and its card does not speak of class shares
 
 
-def test_a_site_keeps_its_own_model_where_no_share_is_enough() -> None:
-    judge = Judge(site([0, 0], [0] * 5 + [1]), None, calibrate=False)
-    found = judge.choose([Offer(SHARED, double([2, 0], [0, 99]))], (OWN, double([1, 0], [1, 0])))
-    assert found.predictor == Predictor(2, (OWN,))
+def test_a_site_keeps_its_own_model_where_nothing_is_enough() -> None:
+    """What is called 1 rightly by 1 is lost before what is called 1 wrongly by 99 is won."""
+    judge = Judge(site([0, 1] * 10, [0] * 5 + [1]), None, calibrate=False)
+    found = judge.choose([Offer(SHARED, many([0, 99], [0, 1]))], (OWN, many([1, 0], [0, 1])))
+    assert replace(found.predictor, floor=None) == Predictor(2, (OWN,))
     assert found.words == (
-        "keeps its own model: the shared predictor, with whatever share of its prior, is right on 50.0% at most, its "
-        "own on more (100.0% of 2 validation images)"
+        "keeps its own model: the shared predictor, whatever the site expects, is right on 50.0% at most, its own on "
+        "more (100.0% of 20 validation images)"
     )
 
 
@@ -163,35 +248,20 @@ def test_a_site_without_a_model_of_its_own_has_no_bar() -> None:
     assert found.words == "takes the shared predictor as it is (0.0% of 20 validation images)"
 
 
-@pytest.mark.parametrize(
-    ("margin", "t", "why"),
-    [
-        (-1.0, 1.0, "with so few validation images"),
-        (1.0, 1.0, "with so few validation images"),
-        (1.5, 1.2, "the least that is as good as its own model"),
-    ],
-)
-def test_a_handful_of_images_begins_with_the_whole_prior(margin: float, t: float, why: str) -> None:
-    """19 images of class 0, the last called 1 by a margin, or 0. Of 1.2993, the log odds, 1.5 needs more than 1.15."""
-    judge = Judge(site([0] * 19, [0] * 5 + [1]), None, calibrate=False)
-    scores = torch.cat([double([2, 0]).repeat(18, 1), double([0, margin])])
-    found = judge.choose([Offer(SHARED, scores)], (OWN, double([1, 0]).repeat(19, 1)))
-    assert found.words == (
-        f"takes the shared predictor with its own prior, tempered by {t:.2f}, {why} "
-        "(100.0% of 19 validation images, its own model 100.0%)"
-    )
-    twenty = Judge(site([0] * 20, [0] * 5 + [1]), None, calibrate=False)
-    scores = torch.cat([double([2, 0]), scores])
-    assert "as it is" in twenty.choose([Offer(SHARED, scores)], None).words
-
-
-def test_of_a_handful_less_than_the_whole_prior_is_taken_where_more_is_wrong() -> None:
-    """The second image is of the rare class, by a margin of 1: right up to t = 0.75, as 1.2993·0.8 is more than 1."""
-    judge = Judge(site([0, 1], [0] * 5 + [1]), None, calibrate=False)
-    found = judge.choose([Offer(SHARED, double([2, 0], [0, 1]))], (OWN, double([1, 0], [0, 1])))
-    assert found.words.startswith(
-        "takes the shared predictor with its own prior, tempered by 0.75, the most that is as good as its own model"
-    )
+def test_a_handful_of_images_begins_with_the_whole_prior() -> None:
+    """19 images of class 0, the last called 1 by 1.5: of 1.2993, the log odds, and something off class 1; or by 1."""
+    judge = Judge(site([0] * 19, [0] * 5 + [1]), None, calibrate=False, least=0.25)
+    own = OWN, double([1, 0]).repeat(19, 1)
+    start = "takes the shared predictor with its own prior, tempered by 1.00, with so few validation images"
+    for margin, lowered in ((1.0, 0.0), (1.5, 1.5 - math.log(5.5 / 1.5) + NUDGE)):
+        scores = torch.cat([double([2, 0]).repeat(18, 1), double([0, margin])])
+        found = judge.choose([Offer(SHARED, scores)], own)
+        assert found.words.startswith(f"{start}{'; it expects less of' if lowered else ' (100.0% of 19'}")
+        assert found.predictor.log_prior is not None
+        torch.testing.assert_close(found.predictor.log_prior, double(5.5 / 7, 1.5 / 7).log() - double(0, lowered))
+    twenty = Judge(site([0] * 20, [0] * 5 + [1]), None, calibrate=False, least=0.25)
+    assert "0.25, where sites begin" in twenty.choose([Offer(SHARED, many([2, 0], [2, 0]))], None).words
+    assert TEMPERS.tolist()[19:21] == pytest.approx([0.95, 1.0])
 
 
 def test_a_site_that_has_trained_on_nothing_has_no_prior_to_begin_with() -> None:
@@ -229,7 +299,7 @@ def test_it_is_never_below_the_sites_own_model_on_these_images(
     train = torch.randint(classes, (9,), generator=draw)
     own_images = [images(len(y), labels=y.tolist(), classes=classes) for y in (train, labels)]
     here = Site("site-1", *own_images, federation((2,)).sites[0].test)
-    found = Judge(here, None, calibrate).choose([Offer(Predictor(classes, (OWN, OWN)), scores)], (OWN, own))
+    found = Judge(here, None, calibrate, 0.25).choose([Offer(Predictor(classes, (OWN, OWN)), scores)], (OWN, own))
     bar = float((own.argmax(dim=1) == labels).double().mean())
     assert found.accuracy >= bar
     said = own if len(found.predictor.members) == 1 else scores

@@ -10,12 +10,13 @@ At the site the shared predictor becomes its own, with the site's validation ima
 - a member that is wrong about what it claims to know is not heard: of the pairs of classes it says to have seen, with
   the true one among them, it must prefer the true one in `vet` of the cases (0 asks nobody to leave). This bounds
   what a site with wrong labels, a broken model or invented counts can do;
-- the site's own label prior π takes the place of everybody's, tempered: votes + t·log π with the smallest t at which
-  the panel is as right as the site's own model (`prior` fixes t; with fewer than 20 validation images 1 is tried
-  first). At t = 0 it is the shared predictor, at t = 1 Bayes' rule for a site whose next patients are like its last;
-  the smaller t, the more is kept of what others have seen;
-- its own model's votes may count 4, 16 or 64 times (`own_voice` is the most), if that makes a smaller t do;
-- where no t is enough, the site keeps its own model. So it is never below it on those images.
+- the site's own label prior π takes the place of everybody's, tempered: votes + t·log π. At t = 0 it is the shared
+  predictor, at t = 1 Bayes' rule for a site whose next patients are like its last; the smaller t, the more is kept of
+  what others have seen. A site begins with a quarter (`least_prior`; with fewer than 20 validation images, with 1);
+- where the panel is then less often right than the site's own model, it expects less of the classes that it names too
+  readily, no further than it must; and where that is not enough, more of the prior (`prior` fixes t, and does neither);
+- its own model's votes may count 4, 16 or 64 times (`own_voice` is the most), if less is needed then;
+- where nothing is enough, the site keeps its own model. So it is never below it on those images.
 - probabilities are sharpened or flattened to what the validation images say (`calibrate`).
 The note in the result says which it was, and why.
 
@@ -67,7 +68,8 @@ class ConsultSettings(Frozen):
     sharpness: Positive = 5.0  # from the number of classes won to log-probabilities
     federation: NotNegative = 0.5  # of the log shares of all sites' images
     counts: Literal["exact", "binned", "none"] = "exact"
-    prior: NotNegative | None = None  # t; None: the smallest that is as good as the site's own model
+    prior: NotNegative | None = None  # t; None: `least_prior`, and what it takes to be as good as the site's own model
+    least_prior: Share = 0.25
     calibrate: bool = True
 
 
@@ -111,7 +113,7 @@ class Consult(ClassEnsemble):
         """The panel as this site's own images would have it."""
         state = self.delivered_state(delivered)
         panel, names = self.predictor(ctx, state), sorted(state.groups)
-        judge = Judge(site, self.settings.prior, self.settings.calibrate)
+        judge = Judge(site, self.settings.prior, self.settings.calibrate, self.settings.least_prior)
         if len(site.val) == 0:
             predictor, words = judge.unjudged(Offer(panel, torch.empty(0)))
             ctx.note(f"{site.name} {words}")

@@ -18,9 +18,9 @@ At the site the student meets real images for the first time, and it is offered 
 batch-norm statistics taken anew (`retake`), of the classes that the site has seen from its own images, of the others
 from made ones, equally many of each; and then taught on the same images what the site knows (`home_lesson.py`,
 `tune_epochs`), keeping what it thinks of classes that the site has not seen. Then as with `consult`: the site's prior,
-tempered, its validation images the judge, its own model the bar; the form that needs least of the prior is taken, and
-of those that need equally little the one that is most often right. What the panel expects of all sites together the
-student has learned, so it stays, and the site's prior comes on top.
+tempered, its validation images the judge, its own model the bar; the form that needs the least is taken, and of those
+that need equally little the one that is most often right. What the panel expects of all sites together the student has
+learned, so it stays, and the site's prior comes on top.
 
 What leaks: the synthetic images go to every site. They are made from all models and resemble their training images as
 far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none, and the
@@ -180,7 +180,7 @@ class ConsultDistilled(Distilled):
     def personal(self, ctx: Context, site: Site, delivered: Bundle, memory: State) -> Work[Predictor]:
         """The student in the form that fits the site, with some of its prior, or the site's own model."""
         forms = yield from self._forms(ctx, site, delivered)
-        judge = Judge(site, self.settings.prior, self.settings.calibrate, of_equals="right")
+        judge = Judge(site, self.settings.prior, self.settings.calibrate, self.settings.least_prior)
         if len(site.val) == 0:
             (form, how), *_ = forms
             predictor, words = judge.unjudged(Offer(form, torch.empty(0), how))

@@ -1,17 +1,20 @@
 """From a shared predictor to a site's own: the site's label prior, tempered, with its validation images as the judge.
 
 Multiplying by the whole prior (t = 1) is right for a site whose next patients are like its last, and forgets what only
-others have seen; t = 0 is the shared predictor. The smallest t at which the site loses nothing against its own model
-keeps the most of the others. As it comes, what the shared predictor itself expects goes: (1 − t) of it stays, none from
-t = 1 on. Where the shared predictor comes in several forms, that with the smallest t is taken. A handful of images
-would find almost anything as good, so with fewer than `ENOUGH` of them t = 1 is tried first, and less only after more.
+others have seen; t = 0 is the shared predictor. A site begins with a little of its prior. Where the predictor is then
+less often right than the site's own model, it is usually for a class or two that it names too readily: the scores of
+these are lowered, no further than it must be (`lowering`) nor than three times the prior would, and all others stay as
+they are. Only where that is not enough, t rises, for all classes. As the prior comes, what the shared predictor itself
+expects goes: (1 − t) of it stays, none from t = 1 on. Where the shared predictor comes in several forms, the one that
+needs the least is taken. A handful of images would find almost anything as good, so with fewer than `ENOUGH` of them a
+site begins with t = 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +25,7 @@ from wardround.learn.predictor import Member, Predictor
 from wardround.methods.trust import log_shares
 
 TEMPERS = torch.linspace(0, 3, 61, dtype=torch.float64)
-OF_FEW = torch.cat([TEMPERS[TEMPERS >= 1], TEMPERS[TEMPERS < 1].flip(0)])  # in this order
+NUDGE = 1e-3  # by which a score that is lowered ends below the next one; single precision must still see it
 SHARPER = torch.logspace(-1, 1, 41, base=4.0, dtype=torch.float64)  # 1/4 to 4, with 1 in the middle
 BINS = 15
 FAMILIAR, ENOUGH = 0.05, 20  # the share of right answers that may be called unfamiliar; images to fit anything to
@@ -45,6 +48,23 @@ class Offer(NamedTuple):
         return self.scores + self.expects(t, log_prior) - self.expects(0.0, log_prior)
 
 
+class Fitted(NamedTuple):
+    """A form with t of the site's prior and what is taken off each class's score, and how many images that gets right.
+
+    `needs` orders forms of one t: the less is taken off, and of equals the more are right, the better.
+    """
+
+    offer: Offer
+    t: float
+    taken: Tensor
+    right: int
+
+    @property
+    def needs(self) -> tuple[float, int]:
+        """Smaller is better."""
+        return float(self.taken.sum()), -self.right
+
+
 class Choice(NamedTuple):
     """A site's predictor, in words what was chosen and why, and the share of validation images it is right about."""
 
@@ -55,45 +75,65 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Judge:
-    """A site, a fixed temper or None, and whether probabilities are fitted to what is right.
-
-    Of forms that need equally little of the prior `of_equals` takes the first, or the one that is most often right.
-    """
+    """A site, a fixed temper or None, whether probabilities are fitted to what is right, and the least temper."""
 
     site: Site
     prior: float | None
     calibrate: bool
-    of_equals: Literal["first", "right"] = "first"
+    least: float = 0.0
 
     def choose(self, offers: Sequence[Offer], own: tuple[Member, Tensor] | None) -> Choice:
         """The best of the shared predictor with some of the site's prior, and the site's own model.
 
         `offers` are the forms that the shared predictor comes in, `own` the site's model and its logits.
         """
-        labels, prior = self.site.val.labels.cpu(), log_shares(self.site.train.counts().cpu())
-        bar = 0.0 if own is None else accuracy(own[1], labels)
-        tempers = TEMPERS if len(labels) >= ENOUGH or len(self.site.train) == 0 else OF_FEW
+        labels = self.site.val.labels.cpu()
         if self.prior is not None:
-            tempers, enough = torch.tensor([self.prior], dtype=torch.float64), [(0, offers[0])]
+            fitted = self._fitted(offers[0], self.prior, 0)
         else:
-            found = [(first_enough(offer, prior, labels, bar, tempers), offer) for offer in offers]
-            enough = [(place, offer) for place, offer in found if place is not None]
-        if not enough and own is not None:
-            most = max(accuracy(o.tempered(t, prior), labels) for o in offers for t in tempers.tolist())
-            words = "keeps its own model: the shared predictor, with whatever share of its prior, is right on "
-            words += f"{most:.1%} at most, its own on more"
-            return self.finished(Predictor(offers[0].predictor.classes, (own[0],)), own[1].double(), None, words)
-        least = min(place for place, _ in enough)
-        t = float(tempers[least])
-        equals = [offer for place, offer in enough if place == least]
-        offer = equals[0]
-        if self.of_equals == "right":
-            offer = max(equals, key=lambda each: accuracy(each.tempered(t, prior), labels))  # of equals the first
-        why = "the least that is as good as its own model"
-        if tempers is OF_FEW:
-            why = "with so few validation images" if t == 1 else why if t > 1 else why.replace("least", "most")
-        chosen, words = self._tempered(offer, t, why)
-        return self.finished(chosen, offer.tempered(t, prior), own, f"takes {words}")
+            needed = 0 if own is None else right_answers(own[1], labels)
+            fitted = self._least(offers, needed)
+            if fitted.right < needed and own is not None:
+                words = "keeps its own model: the shared predictor, whatever the site expects, is right on "
+                words += f"{fitted.right / len(labels):.1%} at most, its own on more"
+                return self.finished(Predictor(offers[0].predictor.classes, (own[0],)), own[1].double(), None, words)
+        chosen, words = self._tempered(fitted.offer, fitted.t, self._why(fitted), fitted.taken)
+        found = fitted.offer.tempered(fitted.t, self._log_prior()) - fitted.taken
+        return self.finished(chosen, found, own, f"takes {words}")
+
+    def _least(self, offers: Sequence[Offer], needed: int) -> Fitted:
+        """With the smallest temper that is enough, the form that needs the least; where none is, what comes nearest."""
+        tried: list[Fitted] = []
+        for t in TEMPERS[TEMPERS >= self._begins_with() - 1e-9].tolist():
+            found = [self._fitted(offer, t, needed) for offer in offers]
+            enough = [each for each in found if each.right >= needed]
+            if enough:
+                return min(enough, key=lambda each: each.needs)
+            tried += found
+        return max(tried, key=lambda each: each.right)
+
+    def _begins_with(self) -> float:
+        """Without training images there is no prior; a handful of validation images could not tell it from less."""
+        if len(self.site.train) == 0:
+            return 0.0
+        return self.least if len(self.site.val) >= ENOUGH else 1.0
+
+    def _fitted(self, offer: Offer, t: float, needed: int) -> Fitted:
+        labels, log_prior = self.site.val.labels.cpu(), self._log_prior()
+        scores, most = offer.tempered(t, log_prior), (float(TEMPERS[-1]) - t) * (log_prior.max() - log_prior)
+        taken = lowering(scores, labels, needed, most)
+        return Fitted(offer, t, taken, right_answers(scores - taken, labels))
+
+    def _log_prior(self) -> Tensor:
+        return log_shares(self.site.train.counts().cpu())
+
+    def _why(self, fitted: Fitted) -> str:
+        begun = fitted.t <= self._begins_with() + 1e-9
+        if begun and len(self.site.val) < ENOUGH:
+            return "with so few validation images"
+        if begun:
+            return "where sites begin"
+        return "the least that is enough" if fitted.taken.any() else "the least that is as good as its own model"
 
     def finished(self, chosen: Predictor, found: Tensor, own: tuple[Member, Tensor] | None, words: str) -> Choice:
         """What was chosen, calibrated and with a floor; `found` are its scores on the validation images."""
@@ -117,22 +157,57 @@ class Judge:
         found, words = self._tempered(offer, t, "as nothing can be measured")
         return found, f"has no validation images: it takes {words}"
 
-    def _tempered(self, offer: Offer, t: float, why: str) -> tuple[Predictor, str]:
+    def _tempered(self, offer: Offer, t: float, why: str, taken: Tensor | None = None) -> tuple[Predictor, str]:
         """The shared predictor with t of the site's prior, in words; `why` is told where t was not set."""
-        end = "" if self.prior is None else ", as set"
-        if t == 0:
+        lowered = [] if taken is None else [self.site.val.classes[c] for c in torch.nonzero(taken).flatten().tolist()]
+        end = ", as set" if self.prior is not None else f", {why}" if t else ""
+        end += f"; it expects less of {', '.join(lowered)}, to be as good as its own model" if lowered else ""
+        if t == 0 and not lowered:
             return offer.predictor, f"the shared predictor{offer.how.rstrip(',') or ' as it is'}{end}"
-        prior = offer.expects(t, log_shares(self.site.train.counts().cpu()))
-        words = f"the shared predictor{offer.how} with its own prior, tempered by {t:.2f}{end or f', {why}'}"
-        return replace(offer.predictor, log_prior=prior), words
+        prior = offer.expects(t, self._log_prior())
+        some = f"{offer.how} with its own prior, tempered by {t:.2f}" if t else offer.how.rstrip(",") or " as it is"
+        return replace(
+            offer.predictor, log_prior=prior if taken is None else prior - taken
+        ), f"the shared predictor{some}{end}"
 
 
-def first_enough(offer: Offer, log_prior: Tensor, labels: Tensor, bar: float, tempers: Tensor) -> int | None:
-    """The place of the first temper with which accuracy is not below the bar; None where there is none."""
-    for place, t in enumerate(tempers.tolist()):
-        if accuracy(offer.tempered(t, log_prior), labels) >= bar:
-            return place
-    return None
+def lowering(scores: Tensor, labels: Tensor, needed: int, most: Tensor) -> Tensor:
+    """What to take off each class's score so that `needed` answers are right, or as many as this reaches: `(classes,)`.
+
+    One class at a time, the one that gains the most answers for what is taken off, and as much as gains the most, but
+    no class more than `most`: an image that is called d wrongly becomes right where its own class comes next and d
+    falls below it, and one that is called d rightly is lost.
+    """
+    taken = torch.zeros(scores.shape[1], dtype=torch.float64)
+    while True:
+        now = scores - taken
+        if right_answers(now, labels) >= needed:
+            return taken
+        steps = [_best_step(now, labels, d, float(most[d] - taken[d])) for d in range(len(taken))]
+        best = max(range(len(steps)), key=lambda d: steps[d][0])
+        if steps[best][0] <= 0:
+            return taken
+        taken[best] += steps[best][1]
+
+
+def _best_step(scores: Tensor, labels: Tensor, d: int, most: float) -> tuple[float, float]:
+    """The most answers gained for what is taken off class d, and how much that is; 0 where nothing gains."""
+    values, answers = scores.topk(2, dim=1)
+    margins, named = values[:, 0] - values[:, 1], answers[:, 0] == d
+    won = margins[named & (answers[:, 1] == labels)].sort().values
+    lost = margins[named & (labels == d)].sort().values
+    steps = won + NUDGE
+    steps = steps[steps <= most]
+    if len(steps) == 0:
+        return 0.0, 0.0
+    rates = (torch.searchsorted(won, steps) - torch.searchsorted(lost, steps)) / steps
+    place = int(rates.argmax())
+    return float(rates[place]), float(steps[place])
+
+
+def right_answers(scores: Tensor, labels: Tensor) -> int:
+    """How many there are."""
+    return int((scores.argmax(dim=1) == labels).sum())
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
