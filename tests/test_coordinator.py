@@ -354,8 +354,8 @@ def test_constant_predictors_are_recognised() -> None:
 
 def test_the_same_predictor_on_the_same_images_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
-    scores = Predictor.scores
-    monkeypatch.setattr(Predictor, "scores", lambda self, *rest: computed.append(1) or scores(self, *rest))  # type: ignore[func-returns-value]
+    scores = Predictor.scores_of
+    monkeypatch.setattr(Predictor, "scores_of", lambda self, *rest: computed.append(1) or scores(self, *rest))  # type: ignore[func-returns-value]
     examined, one = examiner(), constant([1.0, 0.0, 0.0, 0.0])
     list(examined.shared(0, one))
     list(examined.personal(0, "site-1", one))

@@ -96,6 +96,8 @@ def test_help_is_no_error(capsys: Captured, arguments: list[str]) -> None:
         ("models", "--json"),
         ("data list", "--folder"),
         ("data get", "NAME is one of"),
+        ("audit", "shadow models of LiRA  [default: 4; x>=1]"),
+        ("study new", "1 for grey images, 3 for colour  [default: 3]"),
     ],
 )
 def test_every_command_explains_itself(capsys: Captured, command: str, words: str) -> None:

@@ -26,11 +26,11 @@ from wardround.learn.trainer import train_one
 from wardround.methods.base import Context, Method
 from wardround.methods.registry import make
 from wardround.progress import Silent
+from wardround.record import deployed as record_deployed
 from wardround.record import result as results
 from wardround.record.rundir import Log, RunDir
 from wardround.settings import Settings, overlay, validate
 from wardround.study import Study, agree
-from wardround.tensorfile import from_bytes
 
 CLASSES = ("ash", "birch", "cedar", "durmast")
 CPU = torch.device("cpu")
@@ -155,16 +155,17 @@ def figures(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def deployed(path: Path, site: str) -> Predictor:
     """What a run left at a site: a predictor of its own, or the shared one."""
-    own = path / "predictors" / f"{site}.safetensors"
-    file = own if own.exists() else own.with_name("shared.safetensors")
-    return Predictor.from_parts(*from_bytes(file.read_bytes()))
+    found = record_deployed.read(path, site)
+    assert found is not None
+    return found
 
 
 def predictor_bytes(path: Path) -> dict[str, bytes]:
     """Every predictor that a run left, to the byte."""
     found = {file.name: file.read_bytes() for file in (path / "predictors").iterdir()}
     assert found
-    return found
+    networks = path / record_deployed.NETWORKS
+    return {**found, networks.name: networks.read_bytes()} if networks.exists() else found
 
 
 def events(path: Path) -> list[dict[str, Any]]:

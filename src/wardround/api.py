@@ -80,8 +80,7 @@ class Result:
 
     def predictor(self, site: str, method: str | None = None) -> Predictor:
         """What a site would deploy. Of a comparison, say of which method."""
-        from wardround.learn.predictor import Predictor
-        from wardround.tensorfile import from_bytes
+        from wardround.record import deployed
 
         if method is None and len(self.methods) > 1:
             raise BadInput(f"there are several methods; say which: method={self.methods[0]!r}")
@@ -91,11 +90,10 @@ class Result:
         if site not in sites:
             raise BadInput(f"there is no site {site!r} in this result; there are {', '.join(sites)}")
         run = self.path / method if method is not None and self.record["kind"] == "compare" else self.path
-        for name in (site, "shared"):  # sites that deploy the shared model have no file of their own
-            file = run / "predictors" / f"{name}.safetensors"
-            if file.is_file():
-                return Predictor.from_parts(*from_bytes(file.read_bytes()))
-        raise BadInput(f"{site} has no predictor in {run}; the notes of the result say why")
+        found = deployed.read(run, site)
+        if found is None:
+            raise BadInput(f"{site} has no predictor in {run}; the notes of the result say why")
+        return found
 
     def __str__(self) -> str:
         lines = [list(self.table()[0]), *map(_cells, self.table())]

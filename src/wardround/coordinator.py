@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from wardround import tensorfile
 from wardround.data.federation import Federation
 from wardround.errors import RunFailed, SiteFailed
 from wardround.examine import PERSONAL, SHARED, Examiner
@@ -34,7 +33,7 @@ from wardround.privacy.account import SpentRow
 from wardround.privacy.guard import Guard, guard_for
 from wardround.privacy.plan import is_on
 from wardround.progress import Silent
-from wardround.record import workings
+from wardround.record import deployed, workings
 from wardround.record.absorbing import Pace, last_state
 from wardround.record.rundir import Checkpoint, RunDir
 from wardround.study import Study, round_half_up
@@ -102,8 +101,8 @@ class Coordinator:
         state = self._absorb(ctx, state, received, stored)
         if self._measure(ctx.round):
             with self._measuring(ctx.round):
+                self.examiner.forget()  # the last round's is kept: the end asks for it again
                 self._measure_shared(ctx, self.method.predictor(ctx, state))
-                self.examiner.forget()
         self.run.events.append({"kind": "round", "round": ctx.round, "seconds": self._seconds()})
         return state
 
@@ -211,16 +210,8 @@ class Coordinator:
             self.run.events.append(event)
 
     def _keep(self, site: str, predictor: Predictor, shared: Predictor | None) -> None:
-        """A file per site with a predictor of its own; sites that deploy the shared model have it in `shared`."""
-        folder = self.run.path / "predictors"
-        if shared is not None and predictor.identity() == shared.identity():
-            site = "shared"
-            if (folder / f"{site}.safetensors").exists():
-                return
-        with disk_errors(folder):
-            folder.mkdir(exist_ok=True)
-            groups, record = predictor.parts()
-            tensorfile.write(folder / f"{site}.safetensors", groups, record)
+        with disk_errors(self.run.path / "predictors"):
+            deployed.keep(self.run.path, site, predictor, shared)
 
     # Services ---------------------------------------------------------------------------------------------------------
 

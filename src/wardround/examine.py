@@ -1,7 +1,8 @@
-"""Every predictor on every test it owes an answer to, each distinct pair once.
+"""Every predictor on every test it owes an answer to, each distinct pair of a network and a test once.
 
 Rule 6: the record keeps site × round × split × model. With the default protocol all sites share one test set, so one
-pass over it gives the global accuracy and, weighted to each site's label mix, every local one.
+pass over it gives the global accuracy and, weighted to each site's label mix, every local one. Sites of a panel deploy
+the same networks, each with a prior of its own, so a network's answers are kept as long as the shared panel is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from wardround.data.federation import Federation, Site
 from wardround.data.imageset import ImageSet
 from wardround.learn.device import Device
 from wardround.learn.evaluate import network_outputs
-from wardround.learn.predictor import Member, Predictor
+from wardround.learn.predictor import Member, Predictor, member_logits
 from wardround.measure import Tally, count_answers, macro_auc, project, reaches, tally
 from wardround.progress import Silent
 from wardround.streams import Streams
@@ -30,9 +31,9 @@ FEATURES_DRAWN = 300  # points of a picture of all sites
 
 @dataclass(frozen=True)
 class _Seen:
-    predictor: Predictor  # held, so that its tensors' addresses stay its own while they serve as a key
+    by: Predictor | Member  # held, so that its tensors' addresses stay its own while they serve as a key
     images: ImageSet
-    scores: Tensor
+    scores: Tensor  # of a member its logits
 
 
 class Examiner:
@@ -44,6 +45,7 @@ class Examiner:
         self.federation, self.device, self.precision, self.progress = federation, device, precision, progress
         self.labels = {"method": method, "seed": seed}
         self._seen: dict[tuple[object, ...], _Seen] = {}
+        self._said: dict[tuple[object, ...], _Seen] = {}
 
     def shared(self, round: int, predictor: Predictor) -> Iterator[dict[str, Any]]:
         """The shared model on the global test and on every site's own."""
@@ -109,7 +111,9 @@ class Examiner:
     def forget(self, except_for: Predictor | None = None) -> None:
         """Drop cached scores and the predictors they hold, so that memory does not grow with sites or rounds."""
         kept = except_for.identity() if except_for is not None else None
+        networks = {member.identity() for member in except_for.members} if except_for is not None else set()
         self._seen = {key: seen for key, seen in self._seen.items() if key[0] == kept}
+        self._said = {key: said for key, said in self._said.items() if key[0] in networks}
 
     def _owner(self, name: str) -> Site:
         (owner,) = (site for site in self.federation.sites if site.name == name)
@@ -151,6 +155,14 @@ class Examiner:
     def _scores(self, predictor: Predictor, images: ImageSet) -> Tensor:
         key = (predictor.identity(), id(images))
         if key not in self._seen:
-            scores = predictor.scores(images.images, self.device, self.precision, self.progress)
+            scores = predictor.scores_of(self._logits(predictor, images), len(images))
             self._seen[key] = _Seen(predictor, images, scores)
         return self._seen[key].scores
+
+    def _logits(self, predictor: Predictor, images: ImageSet) -> list[Tensor]:
+        keys = [(member.identity(), id(images)) for member in predictor.members]
+        new = {key: m for key, m in zip(keys, predictor.members, strict=True) if key not in self._said}
+        found = member_logits([*new.values()], images.images, self.device, self.precision, self.progress)
+        for (key, member), logits in zip(new.items(), found, strict=True):
+            self._said[key] = _Seen(member, images, logits)
+        return [self._said[key].scores for key in keys]

@@ -24,7 +24,7 @@ from wardround.exchange.bundle import Bundle, Envelope
 from wardround.exchange.inprocess import step_together
 from wardround.learn.device import Device, one_thread_per_worker
 from wardround.learn.fit import Fit, Fitted, Recipe
-from wardround.learn.predictor import Member, Predictor
+from wardround.learn.predictor import Member
 from wardround.learn.side_by_side import Outcome, count_steps, train_many
 from wardround.methods.base import Answer, Context, Method, join_groups
 from wardround.methods.state import State
@@ -33,12 +33,11 @@ from wardround.privacy.guard import Guard, guard_for
 from wardround.privacy.plan import is_on
 from wardround.privacy.secret import FILE, keep_secret
 from wardround.progress import Silent
-from wardround.record import gallery
+from wardround.record import deployed, gallery
 from wardround.record.result import is_of
 from wardround.record.rundir import RunDir
 from wardround.settings import Settings, validate
 from wardround.study import Study
-from wardround.tensorfile import from_bytes
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ def targets(found: FinishedRun, names: Sequence[str], device: Device, progress: 
 
 
 def _kept(found: FinishedRun, site: Site) -> Target:
-    predictor = _deployed(found.path, site.name)
+    predictor = deployed.read(found.path, site.name)
     envelope = Envelope("answer", found.study.id, found.method.name, site.name, 0)
     model = predictor.members[0] if predictor is not None and len(predictor.members) == 1 else None
     note = f"{found.method.name} sends nothing; the model that stays at the site is attacked as if it had left"
@@ -202,14 +201,6 @@ def _synthetic(path: Path) -> tuple[Tensor, Tensor] | None:
     found = gallery.read(file)
     frames = [pictures[-1] for pictures in found.pictures.values()]
     return torch.cat(frames), torch.tensor(found.labels).repeat(len(frames))
-
-
-def _deployed(path: Path, site: str) -> Predictor | None:
-    for name in (site, "shared"):
-        file = path / "predictors" / f"{name}.safetensors"
-        if file.is_file():
-            return Predictor.from_parts(*from_bytes(file.read_bytes()))
-    return None
 
 
 def _with_data(settings: Settings, data: str | None, site: str | None) -> Settings:

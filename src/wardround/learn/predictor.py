@@ -7,6 +7,7 @@ saved thing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -66,16 +67,12 @@ class Predictor:
 
     def scores(self, images: Tensor, device: Device, precision: str = "fp32", progress: Silent = NO_PROGRESS) -> Tensor:
         """Scores of uint8 images: float32 on the CPU; the largest is the predicted class."""
-        batches = len(self.members) * -(-len(images) // batch_size(device.torch))
-        with progress.task(f"measuring on {len(images):,} images", batches) as advance:
-            logits = [
-                network_outputs(
-                    m.spec, m.weights, images, device.torch, precision, device.workers, advance
-                ).logits.cpu()
-                for m in self.members
-            ]
-        parts = [slice(start, start + ROWS) for start in range(0, len(images), ROWS)]
-        scores = [self.combined([each[part] for each in logits], len(images[part])) for part in parts]
+        return self.scores_of(member_logits(self.members, images, device, precision, progress), len(images))
+
+    def scores_of(self, logits: list[Tensor], n: int) -> Tensor:
+        """Scores from the members' logits over any number n of images, so many at a time."""
+        parts = [slice(start, min(start + ROWS, n)) for start in range(0, n, ROWS)]
+        scores = [self.combined([each[part] for each in logits], part.stop - part.start) for part in parts]
         return torch.cat(scores) if scores else torch.zeros(0, self.classes)
 
     def combined(self, logits: list[Tensor], n: int) -> Tensor:
@@ -133,7 +130,7 @@ class Predictor:
 
     def parts(self) -> tuple[Groups, dict[str, Any]]:
         """Tensor groups and a JSON record: what a file of this predictor holds."""
-        groups = {f"member-{i:03d}": member.weights for i, member in enumerate(self.members)}
+        groups = {member_group(i): member.weights for i, member in enumerate(self.members)}
         groups["combine"] = self._extras()
         record = {
             "classes": self.classes,
@@ -146,7 +143,7 @@ class Predictor:
     def from_parts(groups: Groups, record: dict[str, Any]) -> Predictor:
         """The inverse of `parts`."""
         members = tuple(
-            Member(NetSpec(**spec), dict(groups[f"member-{i:03d}"])) for i, spec in enumerate(record["members"])
+            Member(NetSpec(**spec), dict(groups[member_group(i)])) for i, spec in enumerate(record["members"])
         )
         extras = {name: groups.get("combine", {}).get(name) for name in EXTRAS}
         return Predictor(record["classes"], members, record["combine"], **extras)
@@ -154,6 +151,18 @@ class Predictor:
     def _extras(self) -> dict[str, Tensor]:
         extras = {name: getattr(self, name) for name in EXTRAS}
         return {name: tensor for name, tensor in extras.items() if tensor is not None}
+
+
+def member_logits(
+    members: Sequence[Member], images: Tensor, device: Device, precision: str = "fp32", progress: Silent = NO_PROGRESS
+) -> list[Tensor]:
+    """Logits of uint8 images by each network, float32 on the CPU."""
+    batches = len(members) * -(-len(images) // batch_size(device.torch))
+    with progress.task(f"measuring on {len(images):,} images", batches) as advance:
+        return [
+            network_outputs(m.spec, m.weights, images, device.torch, precision, device.workers, advance).logits.cpu()
+            for m in members
+        ]
 
 
 def confidence(probabilities: Tensor, measure: Measure) -> Tensor:
@@ -176,6 +185,11 @@ def confidence(probabilities: Tensor, measure: Measure) -> Tensor:
 def _shares(trust: Tensor) -> Tensor:
     """Normalised over members."""
     return trust / trust.sum(dim=0, keepdim=True).clamp_min(1e-12)
+
+
+def member_group(place: int) -> str:
+    """The group of a file of this predictor that holds its network at a place."""
+    return f"member-{place:03d}"
 
 
 def single(spec: NetSpec, weights: Weights) -> Predictor:

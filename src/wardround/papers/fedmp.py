@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from wardround import tensorfile
-from wardround.learn.predictor import Predictor
 from wardround.learn.stages import stage_name, stage_width
 from wardround.measure.forgetting import WINDOW
 from wardround.papers import multi_round
 from wardround.papers.cells import Cell, Plan, images_source, is_drawn
 from wardround.papers.runs import SECONDS, Runs, headlines, short
 from wardround.papers.schema import Line
+from wardround.record import deployed
 from wardround.settings import overlay, validate
 
 NAME = "fedmp_tables"
@@ -149,8 +148,8 @@ def to_convergence(converged: float | None, bytes_by_round: Mapping[int, int]) -
 
 def _embedding_width(run: Path, settings: Mapping[str, Any]) -> int | None:
     """How many numbers a shared embedding has, where the method shares some."""
-    shared = run / "predictors" / "shared.safetensors"
-    if "stage" not in settings or not shared.is_file():
+    shared = deployed.read(run, deployed.SHARED) if "stage" in settings else None
+    if shared is None:
         return None
-    spec = Predictor.from_parts(*tensorfile.from_bytes(shared.read_bytes())).members[0].spec
+    spec = shared.members[0].spec
     return stage_width(spec, stage_name(spec, settings["stage"]))

@@ -5,6 +5,7 @@
     data.json         what each site holds         checkpoint.json, checkpoint/   where to go on from
     environment.json  versions and machine         predictors/    what sites deploy, as safetensors
     result.json, report.html                       gallery.safetensors   images that the method made, if it made any
+                                                   networks.safetensors  those that sites deploy in common, if any
 
 `checkpoint.json` is the only file that says what is valid: it names the state files that belong together and how long
 the two logs were at that moment. It is replaced in one rename. Whatever a killed process left behind it is cut off or
