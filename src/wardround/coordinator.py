@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wardround.data.federation import Federation
-from wardround.errors import RunFailed, SiteFailed
+from wardround.errors import Diverged, RunFailed, SiteDiverged, SiteFailed
 from wardround.examine import PERSONAL, SHARED, Examiner
 from wardround.exchange.answers import Answers
 from wardround.exchange.bundle import Bundle
@@ -128,7 +128,10 @@ class Coordinator:
             self._note(f"{site} did not answer in round {ctx.round + 1}: {reason}", site=site, round=ctx.round)
         if not found.answers:
             reasons = "; ".join(f"{site}: {reason}" for site, reason in found.failures.items())
-            raise RunFailed(f"no site answered in round {ctx.round + 1} ({reasons})")
+            words = f"no site answered in round {ctx.round + 1} ({reasons})"
+            if all(isinstance(failure, SiteDiverged) for failure in found.failures.values()):
+                raise Diverged(f"{words}; change that")  # to go on would lead here again
+            raise RunFailed(words)
         return found.answers
 
     def _absorb(self, ctx: Context, state: State, received: Mapping[str, Bundle], stored: dict[str, str]) -> State:

@@ -30,3 +30,7 @@ class SiteFailed(WardroundError):
     """One site could not answer; the others go on. The message names the reason, the runner adds the site."""
 
     exit_code = 1
+
+
+class SiteDiverged(SiteFailed):
+    """A site whose training its settings have led into numbers without end."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bare_loop import BN, CPU, PLAIN, a_fit, both_nets, images, same, taught_fit
-from wardround.errors import SiteFailed
+from wardround.errors import SiteDiverged, SiteFailed
 from wardround.learn import captured, nets, side_by_side
 from wardround.learn.device import Device
 from wardround.learn.evaluate import network_outputs
@@ -84,7 +84,7 @@ def test_data_and_start_may_be_shared_by_all_and_stay_as_they_are(workers: int) 
 def test_a_fit_that_diverges_spoils_no_other(workers: int) -> None:
     fits = [a_fit(BN, seed=1), a_fit(BN, seed=2, lr=1e30), a_fit(BN, seed=3), a_fit(PLAIN, seed=4, lr=1e30)]
     outcomes = train_many(fits, Device(CPU, workers))
-    assert [type(outcome) for outcome in outcomes] == [Fitted, SiteFailed, Fitted, SiteFailed]
+    assert [type(outcome) for outcome in outcomes] == [Fitted, SiteDiverged, Fitted, SiteDiverged]
     assert "site-2, round 1" in str(outcomes[1])
     assert "site-4, round 1" in str(outcomes[3])
     for i in (0, 2):

@@ -47,6 +47,17 @@ def test_a_new_key_takes_the_place_of_the_old_one() -> None:
             trust.replace(ONE, before.text(), TODAY)
 
 
+def test_a_new_key_is_nobody_elses() -> None:
+    """Not one that another party has now, nor one that it had."""
+    trust = Trust(agreement()).replace(TWO, NEW.text(), TODAY)
+    for key, owner in ((KEYS[COORDINATOR].public, COORDINATOR), (KEYS[TWO].public, TWO), (NEW, TWO)):
+        with pytest.raises(BadInput, match=f"this is the key of {owner} already; {ONE} needs one of its own"):
+            trust.replace(ONE, key.text(), TODAY)
+        with pytest.raises(BadInput, match=f"this is the key of {TWO} already; {COORDINATOR} needs one of its own"):
+            trust.replace(COORDINATOR, NEW.text(), TODAY)
+    assert trust.replace(ONE, NEWER.text(), TODAY).key_of(ONE) == NEWER
+
+
 def test_a_key_without_another_in_its_place() -> None:
     trust = Trust(agreement()).replace(ONE, "", TODAY)
     with pytest.raises(BadInput, match=r"^revoked key: the key of site-1 was revoked and none replaces it"):

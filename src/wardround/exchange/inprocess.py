@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from wardround.data.federation import Federation, Site
-from wardround.errors import BadInput, SiteFailed
+from wardround.errors import BadInput, SiteFailed, WardroundError
 from wardround.exchange.answers import Answers, refuse_stray
 from wardround.exchange.bundle import Bundle, Envelope, Kind
 from wardround.exchange.policy import Gate, Refused
@@ -36,7 +36,7 @@ class Exchange:
     """What one round brought: the answers, and why some sites did not answer."""
 
     answers: Answers
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, WardroundError] = field(default_factory=dict)
 
 
 class InProcess:
@@ -79,14 +79,14 @@ class InProcess:
                 try:
                     works[name] = self._ask(ctx, method, name, requests[name], recall(name))
                 except Refused as refusal:
-                    found.failures[name] = str(refusal)
+                    found.failures[name] = refusal
             for name, outcome in step_together(works, self.train).items():
                 try:
                     if isinstance(outcome, SiteFailed):
                         raise outcome
                     sent = self._cross(method, ctx, "answer", name, self._outgoing(name, outcome.bundle))
                 except (SiteFailed, Refused) as failure:
-                    found.failures[name] = str(failure)
+                    found.failures[name] = failure
                     continue
                 remember(name, outcome.memory)
                 if measure is not None and outcome.trained is not None:

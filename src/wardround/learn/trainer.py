@@ -8,7 +8,7 @@ fast.
 
 Rules for small sites: a batch of one image is left out where the network has batch norm (its variance is undefined), so
 a site with one image is skipped there, and trains where there is none. A fit whose loss is not finite raises
-`SiteFailed`; it never hands NaN on.
+`SiteDiverged`; it never hands NaN on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from wardround.errors import SiteFailed
+from wardround.errors import SiteDiverged
 from wardround.learn import nets
 from wardround.learn.evaluate import batch_outputs, batch_size, network_outputs
 from wardround.learn.fit import Fit, Fitted, Outputs, Recipe, Step
@@ -153,7 +153,7 @@ class Trainer:
         weights = self.best_weights or nets.read(self.net)
         finite = torch.stack([torch.isfinite(t).all() for t in weights.values() if t.is_floating_point()]).all()
         if not (bool(torch.isfinite(losses).all()) and bool(finite)):
-            raise SiteFailed(
+            raise SiteDiverged(
                 f"training diverged ({self.fit.label}: the loss is no longer a finite number); "
                 f"use a smaller learning rate than {self.recipe.lr:g}, or set train.clip_norm"
             )

@@ -121,6 +121,10 @@ class Trust:
         old = PublicKey.parse(self._agreed(who)) if self._is_without(who) else self.key_of(who)
         if new_key and PublicKey.parse(new_key) in {old, *map(PublicKey.parse, self._once_valid(who))}:
             raise BadInput(f"the new key of {who} is one that it had before; make another with: wardround key new")
+        with_keys = [COORDINATOR, *(name for name, party in self.agreement.sites.items() if party.key)]
+        for other in with_keys:
+            if new_key and other != who and new_key in self._once_valid(other):
+                raise key_of_another(other, who)
         return Trust(self.agreement, (*self.revoked, Revocation(who, old.fingerprint, new_key, today)))
 
     def save(self, study: Path) -> Path:
