@@ -101,8 +101,9 @@ class Coordinator:
         state = self._absorb(ctx, state, received, stored)
         if self._measure(ctx.round):
             with self._measuring(ctx.round):
-                self.examiner.forget()  # the last round's is kept: the end asks for it again
                 self._measure_shared(ctx, self.method.predictor(ctx, state))
+                if ctx.round + 1 < self.method.rounds(self.study):  # the end asks for the last one's again
+                    self.examiner.forget()
         self.run.events.append({"kind": "round", "round": ctx.round, "seconds": self._seconds()})
         return state
 
@@ -249,7 +250,7 @@ class Coordinator:
         results = []
         for outcome in self._train(fits):
             if isinstance(outcome, SiteFailed):
-                raise RunFailed(str(outcome))
+                raise (Diverged if isinstance(outcome, SiteDiverged) else RunFailed)(str(outcome))
             results.append(outcome)
         return results
 

@@ -119,6 +119,14 @@ def from_bytes(data: bytes) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any
     return unflatten(tensors), record
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """The record of a file that this process or an earlier one wrote, without reading its tensors."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    record: dict[str, Any] = json.loads(header["__metadata__"][RECORD])
+    return record
+
+
 def tensor_bytes(groups: Groups) -> dict[str, int]:
     """Bytes of tensor data per group."""
     return {group: sum(t.numel() * t.element_size() for t in tensors.values()) for group, tensors in groups.items()}

@@ -103,10 +103,37 @@ def test_what_is_not_told_is_guessed_and_said(skewed: Any) -> None:
     answers = {**sent, "site-2": replace(sent["site-2"], groups=without)}
     method().payload(agreed, "site-2").check(answers["site-2"])
     (state,) = method().absorb(ctx, State(), answers)
-    expected = guessed(agreed.spec("site-2"), state.groups["site-2"], 24).round().long().tolist()
+    expected = guessed(state.groups["site-2"], 24).round().long().tolist()
     assert state.facts[LABEL_COUNTS]["site-2"] == expected
     assert state.facts[LABEL_COUNTS]["site-1"] == told_counts(sent["site-1"])
     assert notes == ["what site-2 trained on was not told, and is guessed from the models alone"]
+
+
+def test_images_that_a_model_does_not_show_are_not_counted_and_said(skewed: Any) -> None:
+    """Heads whose rows lie along a line of the sites' shares, and a site that claims a thousand of each class."""
+    data, _, sent = skewed
+    ctx, notes = listening(data)
+
+    def shows(bundle: Bundle) -> Bundle:
+        own = dict(bundle.groups["parameters"])
+        counts = torch.tensor(told_counts(bundle)).float()
+        own |= {"head.weight": torch.zeros_like(own["head.weight"]), "head.bias": 20 * counts / counts.sum()}
+        return replace(bundle, groups={**bundle.groups, "parameters": own})
+
+    honest = {site: shows(bundle) for site, bundle in sent.items()}
+    (state,) = method().absorb(ctx, State(), honest)
+    before = state.facts[LABEL_COUNTS]
+    assert (before, notes) == ({site: told_counts(bundle) for site, bundle in sent.items()}, [])
+    groups = {**honest["site-2"].groups, LABEL_COUNTS: {"counts": torch.full((4,), 1000)}}
+    (state,) = method().absorb(ctx, State(), {**honest, "site-2": replace(honest["site-2"], groups=groups)})
+    has = [n > 0 for n in before["site-2"]]
+    assert 0 < sum(has) < 4
+    assert state.facts[LABEL_COUNTS] == {**before, "site-2": [1000 if seen else 20 for seen in has]}
+    unseen = ", ".join(name for name, seen in zip(data.classes, has, strict=True) if not seen)
+    lost = 980 * (4 - sum(has))
+    assert notes == [
+        f"site-2 tells of images of {unseen} that its model does not show; {lost:,} of its 4,000 images are not counted"
+    ]
 
 
 def test_a_model_that_answers_with_no_numbers_is_refused(skewed: Any) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from tiny import context, drive, federation, images, study
 from wardround.data.federation import Federation
@@ -13,8 +14,16 @@ from wardround.learn.predictor import Member
 from wardround.methods.base import join_groups
 from wardround.methods.registry import make
 from wardround.methods.state import State
-from wardround.methods.trust import guessed, guessed_shares, head_rows, known_classes, log_shares, plausible
-from wardround.models import NetSpec, build, fresh, names
+from wardround.methods.trust import (
+    guessed,
+    guessed_shares,
+    head_rows,
+    held_to_models,
+    known_classes,
+    log_shares,
+    plausible,
+)
+from wardround.models import NetSpec, fresh, names
 
 
 def test_no_total_above_three_times_the_median_of_the_others() -> None:
@@ -67,15 +76,74 @@ def test_the_rows_of_a_head() -> None:
     weights["head.bias"] = torch.tensor([100.0, -3.0])
     width = weights["head.weight"].shape[1]
     first = width * (width - 1) / 2
-    assert head_rows(build(spec), weights).tolist() == [first + 100, first + width * width - 3]
+    assert head_rows(weights).tolist() == [first + 100, first + width * width - 3]
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_network_has_a_head_to_guess_from(name: str) -> None:
     spec = NetSpec(name, 3, 4, 32, width=2)
-    found = guessed(spec, fresh(spec, torch.Generator().manual_seed(1)), 100)
+    found = guessed(fresh(spec, torch.Generator().manual_seed(1)), 100)
     assert float(found.sum()) == pytest.approx(100)
     assert bool((found > 0).all())
+
+
+# What models show -----------------------------------------------------------------------------------------------------
+
+
+def line(shares: Tensor, steep: float = 20.0, level: float = -1.0) -> Tensor:
+    """Rows along a line of the shares, as those of most sites are."""
+    return level + steep * shares
+
+
+HONEST = torch.tensor([[900, 100, 0, 0], [0, 600, 400, 0], [100, 0, 0, 300], [30, 0, 10, 160]], dtype=torch.float64)
+ROWS = torch.stack([line(row / row.sum()) for row in HONEST])
+
+
+def test_honest_counts_are_believed() -> None:
+    assert held_to_models(HONEST, ROWS).equal(HONEST)
+    some = torch.randn(ROWS.shape, generator=torch.Generator().manual_seed(0))
+    assert held_to_models(HONEST, ROWS + some).equal(HONEST)  # rows are no more than near the line
+    assert held_to_models(HONEST, -ROWS).equal(HONEST)  # of such networks rows say nothing
+
+
+def test_images_of_a_class_that_the_model_does_not_show_are_not_counted() -> None:
+    """The third site has shares (¼, 0, 0, ¾) and claims 1,000 of each class: 3·4,000·¼ are more, 3·4,000·0 are 20."""
+    told = HONEST.clone()
+    told[2] = 1000.0
+    expected = told.clone()
+    expected[2, 1:3] = 20.0
+    torch.testing.assert_close(held_to_models(told, ROWS), expected)
+    told[2] = torch.tensor([0.0, 900.0, 0.0, 100.0])  # another class than it has
+    expected[2] = torch.tensor([0.0, 20.0, 0.0, 100.0])
+    torch.testing.assert_close(held_to_models(told, ROWS), expected)
+
+
+def test_a_steeper_line_of_its_own_is_a_sites_own() -> None:
+    """Half as long a training or another network: rows of the first site twice as steep or half, and none is held."""
+    for steep in (40.0, 10.0):
+        rows = ROWS.clone()
+        rows[0] = line(HONEST[0] / 1000, steep)
+        assert held_to_models(HONEST, rows).equal(HONEST)
+
+
+def test_where_sites_have_all_classes_alike_models_show_nothing() -> None:
+    """One site with uneven shares does not make a line; with another one it does, and even shares are no lie by it."""
+    even = torch.tensor([[250, 240, 260, 250]] * 3, dtype=torch.float64)
+    some = torch.randn(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    liar = torch.full((1, 4), 500.0, dtype=torch.float64)
+    told, rows = torch.cat([even, liar, HONEST[1:2]]), torch.cat([some, ROWS[:1], ROWS[1:2]])
+    assert held_to_models(told, rows).equal(told)
+    found = held_to_models(torch.cat([told, HONEST[2:3]]), torch.cat([rows, ROWS[2:3]]))
+    assert found[:3].equal(even)
+    assert found[3].tolist() == pytest.approx([500, 500, 20, 20])  # 3·2,000·0.1 are enough
+    assert found[4:].equal(HONEST[1:3])
+
+
+def test_of_two_sites_and_of_one_without_images_nothing_is_held() -> None:
+    told = torch.tensor([[900, 100, 0, 0], [500, 500, 500, 500]], dtype=torch.float64)
+    assert held_to_models(told, ROWS[:2]).equal(told)
+    nothing = torch.cat([HONEST, torch.zeros(1, 4, dtype=torch.float64)])
+    assert held_to_models(nothing, torch.cat([ROWS, ROWS[:1]])).equal(nothing)
 
 
 def test_classes_that_are_known_to_networks_together() -> None:
@@ -114,6 +182,6 @@ def test_classes_that_a_site_has_are_guessed_from_its_model() -> None:
     for site, classes in zip(data.sites, seen, strict=True):
         bundle = drive(ctx, method.answer(ctx, site, ctx.bundle("request", site.name, {}), State())).bundle
         assert "label_counts" not in bundle.groups
-        found = guessed(ctx.study.spec(site.name), join_groups(bundle), 48)
+        found = guessed(join_groups(bundle), 48)
         unseen = [float(found[c]) for c in range(4) if c not in classes]
         assert min(float(found[c]) for c in classes) > 2 * max(unseen)

@@ -1,5 +1,6 @@
 """What sites deploy, kept and read: networks that sites have in common are written once."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from tiny import coordinate, federation
 from wardround import examine, tensorfile
+from wardround.errors import BadInput
 from wardround.learn.predictor import Member, Predictor, single
 from wardround.methods.registry import make
 from wardround.models import NetSpec, fresh
@@ -55,6 +57,20 @@ def test_a_panels_networks_are_written_once(tmp_path: Path) -> None:
     for name, predictor in own.items():
         assert same(deployed.read(tmp_path, name), predictor)
     assert deployed.read(tmp_path, "site-5") is None  # it has none; there is nothing that all deploy
+
+
+def test_predictors_without_their_networks_are_refused(tmp_path: Path) -> None:
+    """Copied without them, or beside those of another run: other weights would be taken for these."""
+    own = replace(PANEL, log_prior=torch.tensor([0.0, 1.0]))
+    deployed.keep(tmp_path / "one", "site-1", own, PANEL)
+    other = replace(PANEL, members=(member(5), *PANEL.members[1:]))
+    deployed.keep(tmp_path / "two", "site-1", replace(other, log_prior=own.log_prior), other)
+    shutil.copy(tmp_path / "two" / deployed.NETWORKS, tmp_path / "one")
+    with pytest.raises(BadInput, match="holds networks of another run, and the predictors beside it need it; copy"):
+        deployed.read(tmp_path / "one", "site-1")
+    (tmp_path / "one" / deployed.NETWORKS).unlink()
+    with pytest.raises(BadInput, match="is missing"):
+        deployed.read(tmp_path / "one", "site-1")
 
 
 def test_a_site_that_deploys_what_all_share_has_no_file(tmp_path: Path) -> None:

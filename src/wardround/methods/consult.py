@@ -31,7 +31,7 @@ Why T = 3, 100 images of doubt, sharpness 5: chosen by test accuracy on blood ce
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -50,7 +50,7 @@ from wardround.methods.ensemble import panel_members
 from wardround.methods.oneshot import logits_of
 from wardround.methods.personal_prior import Judge, Offer
 from wardround.methods.state import State
-from wardround.methods.trust import guessed, log_shares, plausible
+from wardround.methods.trust import guessed, head_rows, held_to_models, log_shares, plausible
 from wardround.privacy.counts import binned
 from wardround.settings import Frozen, NotNegative, Positive, Share
 from wardround.study import Study
@@ -213,7 +213,7 @@ def seen_by_sites(ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> d
         if counts is None:
             silent.append(site)
             images = int(answers[site].group(SIZE)["images"])
-            counts = guessed(ctx.study.spec(site), weights, images).round().long()
+            counts = guessed(weights, images).round().long()
         found[site] = counts.clamp_min(0)
     if silent:
         ctx.note(f"what {', '.join(silent)} trained on was not told, and is guessed from the models alone")
@@ -222,7 +222,21 @@ def seen_by_sites(ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> d
         ctx.note(
             f"label counts came in coarse bins and with noise: of one image, (ε, δ) = ({epsilon:g}, 0) of the counts"
         )
-    return found
+    return _as_models_show(ctx, kept, found, silent)
+
+
+def _as_models_show(
+    ctx: Context, kept: State, counts: Mapping[str, Tensor], silent: Sequence[str]
+) -> dict[str, Tensor]:
+    """The counts less what the models contradict, which is noted where it is more than a tenth of what a site tells."""
+    claimed = torch.stack([*counts.values()]).double()
+    held = held_to_models(claimed, torch.stack([head_rows(kept.groups[site]) for site in counts]))
+    for site, before, after in zip(counts, claimed, held, strict=True):
+        if site not in silent and after.sum() < 0.9 * before.sum():
+            doubted = [ctx.study.classes[c] for c in torch.nonzero(after < before).flatten().tolist()]
+            what = f"{site} tells of images of {', '.join(doubted)} that its model does not show"
+            ctx.note(f"{what}; {int((before - after).sum()):,} of its {int(before.sum()):,} images are not counted")
+    return {site: after.round().long() for site, after in zip(counts, held, strict=True)}
 
 
 def _they(names: list[str]) -> str:

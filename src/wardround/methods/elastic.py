@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from wardround.errors import SiteFailed
+from wardround.errors import SiteDiverged
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.payload import Group
 from wardround.learn import nets
@@ -73,7 +73,7 @@ class Elastic(Averaging):
         batches = torch.split(self._images(visit), fit.recipe.batch)
         omega = sensitivity(fit.spec, visit.received, batches, self.settings.mu, visit.ctx.device.torch)
         if not all(bool(torch.isfinite(tensor).all()) for tensor in omega.values()):
-            raise SiteFailed("the output of the received model is not finite; use a smaller train.lr or elastic.tau")
+            raise SiteDiverged("the output of the received model is not finite; use a smaller train.lr or elastic.tau")
         return {**found, SENSITIVITY: omega}
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:

@@ -33,7 +33,7 @@ from pydantic import Field
 from torch import Tensor
 
 from wardround.data.federation import Site
-from wardround.errors import BadInput, SiteFailed
+from wardround.errors import BadInput, SiteDiverged
 from wardround.exchange.bundle import COUNTERS, PARAMETERS, SIZE, STATISTICS, Bundle
 from wardround.exchange.payload import SIZE_GROUP, Group, Payload, network_groups
 from wardround.learn.fit import Fit, Fitted, Recipe
@@ -135,7 +135,7 @@ class FedKD(Averaging):
         fitted = yield self._fit(ctx, site, received, objective)
         objective.finish()
         if not all(bool(t.isfinite().all()) for t in objective.mentor.values()):
-            raise SiteFailed("its mentor diverged; use a smaller learning rate or clip_norm")
+            raise SiteDiverged("its mentor diverged; use a smaller learning rate or clip_norm")
         kept = State(
             {
                 MENTOR: objective.mentor,

@@ -33,7 +33,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from wardround.errors import SiteFailed
+from wardround.errors import SiteDiverged
 from wardround.exchange.bundle import COUNTERS, PARAMETERS, SIZE, STATISTICS, Bundle
 from wardround.exchange.payload import Group
 from wardround.learn.fit import Fit, Fitted, Objective
@@ -112,7 +112,7 @@ class FRAug(KeepsLayers):
         trained.finish()
         made = [*trained.generator.values(), *trained.transform.values(), trained.means.means]
         if not all(bool(tensor.isfinite().all()) for tensor in made):
-            raise SiteFailed("its generator diverged; use a smaller generator_lr or transform_lr")
+            raise SiteDiverged("its generator diverged; use a smaller generator_lr or transform_lr")
         return {**super().more_up(visit, fit, fitted), GENERATOR: trained.generator}
 
     def more_down(self, ctx: Context, site: str, state: State) -> dict[str, dict[str, Tensor]]:

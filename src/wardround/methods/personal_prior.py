@@ -24,8 +24,9 @@ from wardround.data.federation import Site
 from wardround.learn.predictor import Member, Predictor
 from wardround.methods.trust import log_shares
 
-TEMPERS = torch.linspace(0, 3, 61, dtype=torch.float64)
-NUDGE = 1e-3  # by which a score that is lowered ends below the next one; single precision must still see it
+TEMPER_STEP, MOST_TEMPER = 0.25, 3.0
+NUDGE = 1e-3  # by which a score that is lowered ends below the next one
+SURE = NUDGE / 4  # the lead of a right answer that single precision cannot lose
 SHARPER = torch.logspace(-1, 1, 41, base=4.0, dtype=torch.float64)  # 1/4 to 4, with 1 in the middle
 BINS = 15
 FAMILIAR, ENOUGH = 0.05, 20  # the share of right answers that may be called unfamiliar; images to fit anything to
@@ -104,12 +105,14 @@ class Judge:
     def _least(self, offers: Sequence[Offer], needed: int) -> Fitted:
         """With the smallest temper that is enough, the form that needs the least; where none is, what comes nearest."""
         tried: list[Fitted] = []
-        for t in TEMPERS[TEMPERS >= self._begins_with() - 1e-9].tolist():
+        t = self._begins_with()
+        while t <= MOST_TEMPER:
             found = [self._fitted(offer, t, needed) for offer in offers]
             enough = [each for each in found if each.right >= needed]
             if enough:
                 return min(enough, key=lambda each: each.needs)
             tried += found
+            t += TEMPER_STEP
         return max(tried, key=lambda each: each.right)
 
     def _begins_with(self) -> float:
@@ -120,15 +123,15 @@ class Judge:
 
     def _fitted(self, offer: Offer, t: float, needed: int) -> Fitted:
         labels, log_prior = self.site.val.labels.cpu(), self._log_prior()
-        scores, most = offer.tempered(t, log_prior), (float(TEMPERS[-1]) - t) * (log_prior.max() - log_prior)
-        taken = lowering(scores, labels, needed, most)
-        return Fitted(offer, t, taken, right_answers(scores - taken, labels))
+        scores, most = offer.tempered(t, log_prior), (MOST_TEMPER - t) * (log_prior.max() - log_prior)
+        taken = lowering(scores, labels, needed, most) if needed else torch.zeros_like(log_prior)
+        return Fitted(offer, t, taken, surely_right(scores - taken, labels))
 
     def _log_prior(self) -> Tensor:
         return log_shares(self.site.train.counts().cpu())
 
     def _why(self, fitted: Fitted) -> str:
-        begun = fitted.t <= self._begins_with() + 1e-9
+        begun = fitted.t == self._begins_with()
         if begun and len(self.site.val) < ENOUGH:
             return "with so few validation images"
         if begun:
@@ -174,35 +177,43 @@ class Judge:
 def lowering(scores: Tensor, labels: Tensor, needed: int, most: Tensor) -> Tensor:
     """What to take off each class's score so that `needed` answers are right, or as many as this reaches: `(classes,)`.
 
-    One class at a time, the one that gains the most answers for what is taken off, and as much as gains the most, but
-    no class more than `most`: an image that is called d wrongly becomes right where its own class comes next and d
-    falls below it, and one that is called d rightly is lost.
+    One class at a time and no class more than `most`: an image that is called d wrongly becomes right where its own
+    class comes next and d falls below it, and one that is called d rightly is lost. The step is taken that gains the
+    most answers, of those that are still missing, for what it takes off.
     """
     taken = torch.zeros(scores.shape[1], dtype=torch.float64)
     while True:
-        now = scores - taken
-        if right_answers(now, labels) >= needed:
+        values, answers = (scores - taken).topk(min(2, scores.shape[1]), dim=1)
+        margins, named, then = values[:, 0] - values[:, -1], answers[:, 0], answers[:, -1]
+        missing = needed - int(((named == labels) & (margins >= SURE)).sum())
+        winnable = (named != labels) & (then == labels)
+        best, most_gained = None, 0.0
+        for d in torch.unique(named[winnable]).tolist() if missing > 0 else ():
+            won, lost = (margins[(named == d) & which].sort().values for which in (winnable, labels == d))
+            gained, step = _best_step(won, lost, missing, float(most[d] - taken[d]))
+            if gained > most_gained:
+                best, most_gained = (d, step), gained
+        if best is None:
             return taken
-        steps = [_best_step(now, labels, d, float(most[d] - taken[d])) for d in range(len(taken))]
-        best = max(range(len(steps)), key=lambda d: steps[d][0])
-        if steps[best][0] <= 0:
-            return taken
-        taken[best] += steps[best][1]
+        taken[best[0]] += best[1]
 
 
-def _best_step(scores: Tensor, labels: Tensor, d: int, most: float) -> tuple[float, float]:
-    """The most answers gained for what is taken off class d, and how much that is; 0 where nothing gains."""
-    values, answers = scores.topk(2, dim=1)
-    margins, named = values[:, 0] - values[:, 1], answers[:, 0] == d
-    won = margins[named & (answers[:, 1] == labels)].sort().values
-    lost = margins[named & (labels == d)].sort().values
+def _best_step(won: Tensor, lost: Tensor, missing: int, most: float) -> tuple[float, float]:
+    """What to take off a class, given the margins of answers that are then won and lost, and the gain for it; or 0."""
     steps = won + NUDGE
     steps = steps[steps <= most]
     if len(steps) == 0:
         return 0.0, 0.0
-    rates = (torch.searchsorted(won, steps) - torch.searchsorted(lost, steps)) / steps
+    gains = torch.searchsorted(won, steps) - torch.searchsorted(lost, steps)
+    rates = gains.clamp(max=missing) / steps
     place = int(rates.argmax())
     return float(rates[place]), float(steps[place])
+
+
+def surely_right(scores: Tensor, labels: Tensor) -> int:
+    """How many answers are right with a lead that rounding cannot take."""
+    others = scores.scatter(1, labels.unsqueeze(1), -torch.inf).amax(dim=1)
+    return int((scores.gather(1, labels.unsqueeze(1)).squeeze(1) - others >= SURE).sum())
 
 
 def right_answers(scores: Tensor, labels: Tensor) -> int:

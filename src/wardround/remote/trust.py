@@ -123,7 +123,8 @@ class Trust:
             raise BadInput(f"the new key of {who} is one that it had before; make another with: wardround key new")
         with_keys = [COORDINATOR, *(name for name, party in self.agreement.sites.items() if party.key)]
         for other in with_keys:
-            if new_key and other != who and new_key in self._once_valid(other):
+            theirs = map(PublicKey.parse, self._once_valid(other))
+            if new_key and other != who and PublicKey.parse(new_key) in set(theirs):
                 raise key_of_another(other, who)
         return Trust(self.agreement, (*self.revoked, Revocation(who, old.fingerprint, new_key, today)))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from wardround.errors import RunFailed, SiteFailed
+from wardround.errors import Diverged, RunFailed, SiteDiverged, SiteFailed
 from wardround.exchange.inprocess import step_together
 from wardround.learn.device import Device, one_thread_per_worker
 from wardround.learn.fit import Fit, Fitted
@@ -81,6 +81,6 @@ class Workplace:
         results = []
         for outcome in self._train_all(fits):
             if isinstance(outcome, SiteFailed):
-                raise RunFailed(str(outcome))
+                raise (Diverged if isinstance(outcome, SiteDiverged) else RunFailed)(str(outcome))
             results.append(outcome)
         return results
