@@ -107,7 +107,7 @@ def test_honest_counts_are_believed() -> None:
 
 
 def test_images_of_a_class_that_the_model_does_not_show_are_not_counted() -> None:
-    """The third site has shares (¼, 0, 0, ¾) and claims 1,000 of each class: 3·4,000·¼ are more, 3·4,000·0 are 20."""
+    """The third site has shares (¼, 0, 0, ¾) and claims 1,000 of each class: 10·4,000·¼ are more, of 0 20."""
     told = HONEST.clone()
     told[2] = 1000.0
     expected = told.clone()
@@ -135,7 +135,7 @@ def test_where_sites_have_all_classes_alike_models_show_nothing() -> None:
     assert held_to_models(told, rows).equal(told)
     found = held_to_models(torch.cat([told, HONEST[2:3]]), torch.cat([rows, ROWS[2:3]]))
     assert found[:3].equal(even)
-    assert found[3].tolist() == pytest.approx([500, 500, 20, 20])  # 3·2,000·0.1 are enough
+    assert found[3].tolist() == pytest.approx([500, 500, 20, 20])  # 10·2,000·0.1 are enough
     assert found[4:].equal(HONEST[1:3])
 
 

@@ -228,15 +228,23 @@ def seen_by_sites(ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> d
 def _as_models_show(
     ctx: Context, kept: State, counts: Mapping[str, Tensor], silent: Sequence[str]
 ) -> dict[str, Tensor]:
-    """The counts less what the models contradict, which is noted where it is more than a tenth of what a site tells."""
-    claimed = torch.stack([*counts.values()]).double()
-    held = held_to_models(claimed, torch.stack([head_rows(kept.groups[site]) for site in counts]))
-    for site, before, after in zip(counts, claimed, held, strict=True):
-        if site not in silent and after.sum() < 0.9 * before.sum():
+    """The counts less what the models contradict, which is noted where it is more than a tenth of what a site tells.
+
+    Only networks of one kind are compared.
+    """
+    held = dict(counts)
+    for spec in dict.fromkeys(map(ctx.study.spec, counts)):
+        alike = [site for site in counts if ctx.study.spec(site) == spec]
+        rows = torch.stack([head_rows(kept.groups[site]) for site in alike])
+        found = held_to_models(torch.stack([counts[site] for site in alike]).double(), rows)
+        held |= {site: row.round().long() for site, row in zip(alike, found, strict=True)}
+    for site, before in counts.items():
+        after, images = held[site], int(before.sum())
+        if site not in silent and int(after.sum()) < 0.9 * images:
             doubted = [ctx.study.classes[c] for c in torch.nonzero(after < before).flatten().tolist()]
             what = f"{site} tells of images of {', '.join(doubted)} that its model does not show"
-            ctx.note(f"{what}; {int((before - after).sum()):,} of its {int(before.sum()):,} images are not counted")
-    return {site: after.round().long() for site, after in zip(counts, held, strict=True)}
+            ctx.note(f"{what}; {images - int(after.sum()):,} of its {images:,} images are not counted")
+    return held
 
 
 def _they(names: list[str]) -> str:

@@ -22,7 +22,7 @@ from torch import Tensor
 from wardround.learn.predictor import Member
 
 MOST = 3.0
-DOUBTED = 20.0  # images of a class that a model need not show
+SHOWN, DOUBTED = 10.0, 20.0  # times what a model shows of a class, and images that it need not show
 UNEVEN = 0.05  # the squared distance of a site's shares from equal ones from which on they say how steep the line is
 SLOPE = 4.0  # how steeply a class's share rises with the standardised sum of its row
 
@@ -46,13 +46,14 @@ def plausible(counts: Tensor) -> Tensor:
 
 
 def held_to_models(counts: Tensor, rows: Tensor) -> Tensor:
-    """Counts (sites, classes), none above `MOST` times what the site's model shows of it, and `DOUBTED` more.
+    """Counts (sites, classes), none above `SHOWN` times what the site's model shows of it, and `DOUBTED` more.
 
     `rows` are the sums r of the rows of the sites' heads. With shares q of C classes the line of a site is
     r_c − r̄ = b·(q_c − 1/C), fitted by least squares, and its model shows q_c = 1/C + (r_c − r̄) / b, no less than 0,
     with the steepness b of the site itself or the (upper) median of all, whichever is more: of a site that tells of
-    shares that its model does not have b is too small, and one that is too large only shows shares more alike. It needs
-    three sites, of which two have shares uneven enough for a b; otherwise nothing is held.
+    shares that its model does not have b is too small, and one that is too large only shows shares more alike. The line
+    is rough, hence the tenfold: what it tells well is a class that was not there. It needs three sites, of which two
+    have shares uneven enough for a b; otherwise nothing is held.
     """
     totals = counts.sum(dim=1, keepdim=True)
     told = counts / totals.clamp_min(1) - 1 / counts.shape[1]
@@ -65,7 +66,7 @@ def held_to_models(counts: Tensor, rows: Tensor) -> Tensor:
     common = fitted[len(fitted) // 2]
     b = torch.where(uneven >= UNEVEN, steep.clamp_min(float(common)), common).unsqueeze(1)
     shown = (1 / counts.shape[1] + above / b).clamp_min(0)
-    return torch.minimum(counts, MOST * totals * shown / shown.sum(dim=1, keepdim=True) + DOUBTED)
+    return torch.minimum(counts, SHOWN * totals * shown / shown.sum(dim=1, keepdim=True) + DOUBTED)
 
 
 def guessed(weights: Mapping[str, Tensor], images: int) -> Tensor:
