@@ -121,10 +121,20 @@ def test_quiet_prints_the_result_only(capsys: Captured) -> None:
 
 
 def test_a_run_that_cannot_go_on_ends_with_code_1_and_the_way_back(capsys: Captured) -> None:
+    Path("policy.toml").write_text("max_bytes_per_round = 10\n")
+    refuse = [part for site in (1, 2, 3) for part in ("--set", f"policies.site-{site}=policy.toml")]
+    code, out, err = cli(capsys, "run", *TINY, "--quiet", *refuse, "--out", "x y")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: no site answered in round 1 (site-1: policy rule max_bytes_per_round")
+    assert err.endswith("; then go on with: wardround resume 'x y'\n")
+    assert err.count("\n") == 1
+
+
+def test_sites_that_all_diverged_send_nobody_back_to_what_they_began_with(capsys: Captured) -> None:
     code, out, err = cli(capsys, "run", *TINY, "--quiet", "--set", "train.lr=1e30", "--epochs", "3", "--out", "x y")
     assert (code, out) == (1, "")
-    assert err.startswith("error: ")
-    assert err.endswith("; then go on with: wardround resume 'x y'\n")
+    assert err.startswith("error: no site answered in round 1 (site-1: training diverged")
+    assert err.endswith("; change that in a new run: x y keeps the settings that it began with\n")
     assert err.count("\n") == 1
 
 

@@ -50,10 +50,7 @@ class Offer(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A form with t of the site's prior and what is taken off each class's score, and how many images that gets right.
-
-    `needs` orders forms of one t: the less is taken off, and of equals the more are right, the better.
-    """
+    """A form with t of the site's prior and what is taken off each class's score, and how many answers are right."""
 
     offer: Offer
     t: float
@@ -62,7 +59,7 @@ class Fitted(NamedTuple):
 
     @property
     def needs(self) -> tuple[float, int]:
-        """Smaller is better."""
+        """Of forms with one t the smallest is the best: the less is taken off, and of equals the more are right."""
         return float(self.taken.sum()), -self.right
 
 
@@ -167,11 +164,9 @@ class Judge:
         end += f"; it expects less of {', '.join(lowered)}, to be as good as its own model" if lowered else ""
         if t == 0 and not lowered:
             return offer.predictor, f"the shared predictor{offer.how.rstrip(',') or ' as it is'}{end}"
-        prior = offer.expects(t, self._log_prior())
+        prior = offer.expects(t, self._log_prior()) - (0 if taken is None else taken)
         some = f"{offer.how} with its own prior, tempered by {t:.2f}" if t else offer.how.rstrip(",") or " as it is"
-        return replace(
-            offer.predictor, log_prior=prior if taken is None else prior - taken
-        ), f"the shared predictor{some}{end}"
+        return replace(offer.predictor, log_prior=prior), f"the shared predictor{some}{end}"
 
 
 def lowering(scores: Tensor, labels: Tensor, needed: int, most: Tensor) -> Tensor:
