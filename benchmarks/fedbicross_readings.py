@@ -44,8 +44,6 @@ READINGS: dict[str, dict[str, Any]] = {  # of Stages 1 and 2
     "mean of probabilities, known targets": {"mean": "probabilities", "targets": "known"},
     "mean of probabilities, one cluster": {"mean": "probabilities", "clusters": 1},
     "from a member": {"begin": "member"},
-    "from a member, 16 trajectories": {"begin": "member", "trajectories": 16},
-    "from a member, known targets": {"begin": "member", "targets": "known"},
     "learning at every step": {"inner": "all"},
     "16 trajectories": {"trajectories": 16},
     "τ = 20 in Stage 2": {"temperature": 20.0},

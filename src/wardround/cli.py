@@ -32,7 +32,7 @@ from wardround.progress import Bars, Silent
 from wardround.remote.cli import mount as mount_remote
 from wardround.tracking.cli import track_command
 
-typer.core.HAS_RICH = False  # our help is plain text; with rich at hand typer 0.20 would write "\\[default: ...]" in it
+typer.core.HAS_RICH = False  # our help is plain text; with rich at hand typer 0.20 would write "\[default: ...]" in it
 app = typer.Typer(name="wardround", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 data_app = typer.Typer(rich_markup_mode=None)
 app.add_typer(data_app, name="data")

@@ -4,7 +4,7 @@ Every site uploads its model and how many images of each class it was trained on
 panel of all models under the rule of `learn/pairs.py`: every pair of classes is decided by the sites that know both,
 each as far as it knows them. Votes have each site's own label shares divided out; what is common at all sites together
 is expected a little more, scores + ½·log π, with π the shares of all sites' images (`federation` is the ½). Nothing is
-trained by the coordinator.
+trained by the coordinator. What a site says to have seen is held to what its model shows (`methods/trust.py`).
 
 At the site the shared predictor becomes its own, with the site's validation images as the judge:
 - a member that is wrong about what it claims to know is not heard: of the pairs of classes it says to have seen, with

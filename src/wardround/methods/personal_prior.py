@@ -49,7 +49,7 @@ class Offer(NamedTuple):
         return self.scores + self.expects(t, log_prior) - self.expects(0.0, log_prior)
 
 
-class Fitted(NamedTuple):
+class Trial(NamedTuple):
     """A form with t of the site's prior and what is taken off each class's score, and how many answers are right."""
 
     offer: Offer
@@ -87,24 +87,24 @@ class Judge:
         """
         labels = self.site.val.labels.cpu()
         if self.prior is not None:
-            fitted = self._fitted(offers[0], self.prior, 0)
+            trial = self._tried(offers[0], self.prior, 0)
         else:
             needed = 0 if own is None else right_answers(own[1], labels)
-            fitted = self._least(offers, needed)
-            if fitted.right < needed and own is not None:
+            trial = self._least(offers, needed)
+            if trial.right < needed and own is not None:
                 words = "keeps its own model: the shared predictor, whatever the site expects, is right on "
-                words += f"{fitted.right / len(labels):.1%} at most, its own on more"
+                words += f"{trial.right / len(labels):.1%} at most, its own on more"
                 return self.finished(Predictor(offers[0].predictor.classes, (own[0],)), own[1].double(), None, words)
-        chosen, words = self._tempered(fitted.offer, fitted.t, self._why(fitted), fitted.taken)
-        found = fitted.offer.tempered(fitted.t, self._log_prior()) - fitted.taken
+        chosen, words = self._tempered(trial.offer, trial.t, self._why(trial), trial.taken)
+        found = trial.offer.tempered(trial.t, self._log_prior()) - trial.taken
         return self.finished(chosen, found, own, f"takes {words}")
 
-    def _least(self, offers: Sequence[Offer], needed: int) -> Fitted:
+    def _least(self, offers: Sequence[Offer], needed: int) -> Trial:
         """With the smallest temper that is enough, the form that needs the least; where none is, what comes nearest."""
-        tried: list[Fitted] = []
+        tried: list[Trial] = []
         t = self._begins_with()
         while t <= MOST_TEMPER:
-            found = [self._fitted(offer, t, needed) for offer in offers]
+            found = [self._tried(offer, t, needed) for offer in offers]
             enough = [each for each in found if each.right >= needed]
             if enough:
                 return min(enough, key=lambda each: each.needs)
@@ -118,22 +118,22 @@ class Judge:
             return 0.0
         return self.least if len(self.site.val) >= ENOUGH else 1.0
 
-    def _fitted(self, offer: Offer, t: float, needed: int) -> Fitted:
+    def _tried(self, offer: Offer, t: float, needed: int) -> Trial:
         labels, log_prior = self.site.val.labels.cpu(), self._log_prior()
         scores, most = offer.tempered(t, log_prior), (MOST_TEMPER - t) * (log_prior.max() - log_prior)
         taken = lowering(scores, labels, needed, most) if needed else torch.zeros_like(log_prior)
-        return Fitted(offer, t, taken, surely_right(scores - taken, labels))
+        return Trial(offer, t, taken, surely_right(scores - taken, labels))
 
     def _log_prior(self) -> Tensor:
         return log_shares(self.site.train.counts().cpu())
 
-    def _why(self, fitted: Fitted) -> str:
-        begun = fitted.t == self._begins_with()
+    def _why(self, trial: Trial) -> str:
+        begun = trial.t == self._begins_with()
         if begun and len(self.site.val) < ENOUGH:
             return "with so few validation images"
         if begun:
             return "where sites begin"
-        return "the least that is enough" if fitted.taken.any() else "the least that is as good as its own model"
+        return "the least that is enough" if trial.taken.any() else "the least that is as good as its own model"
 
     def finished(self, chosen: Predictor, found: Tensor, own: tuple[Member, Tensor] | None, words: str) -> Choice:
         """What was chosen, calibrated and with a floor; `found` are its scores on the validation images."""
