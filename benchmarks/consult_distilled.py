@@ -37,8 +37,6 @@ AT_SITES: dict[str, dict[str, Any]] = {  # of what sites make of it
     "as it came": {"prior": 0.0, "retake": False, "tune_epochs": 0},
     "new statistics": {"prior": 0.0, "tune_epochs": 0},
     "taught": {"prior": 0.0},
-    "taught, κ = 0.25": {"prior": 0.0, "tune_share": 0.25},
-    "taught, lr = 0.002": {"prior": 0.0, "tune_lr": 2e-3},
     "as in the preset": {},
 }
 FIGURES = {

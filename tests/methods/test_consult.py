@@ -14,12 +14,13 @@ from tiny import context, coordinate, deployed, drive, federation, study, watch_
 from wardround.data.federation import Federation
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.policy import Policy
-from wardround.methods.base import Context, split_groups
+from wardround.methods.base import Context, layout_groups, split_groups
 from wardround.methods.class_ensemble import LABEL_COUNTS
 from wardround.methods.consult import Consult, ConsultSettings, common_prior, counts_group, panel_of, told
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.methods.trust import guessed, log_shares
+from wardround.models import fresh
 from wardround.progress import Silent
 from wardround.study import Study
 from wardround.words import describe
@@ -144,6 +145,28 @@ def test_a_model_that_answers_with_no_numbers_is_refused(skewed: Any) -> None:
     (state,) = method().absorb(ctx, State(), {**sent, "site-2": replace(sent["site-2"], groups=groups)})
     assert sorted(state.groups) == ["site-1", "site-3"]
     assert notes == ["the model of site-2 is refused: its answers are NaN or infinite"]
+
+
+def test_a_model_that_was_never_trained_is_not_heard(skewed: Any) -> None:
+    """It still gets a place in the panel, where its counts of zero give it no vote.
+
+    These sites have hardly trained, either, so the untrained network's head is made smaller still.
+    """
+    data, agreed, sent = skewed
+    ctx, notes = listening(data)
+    spec = agreed.spec("site-2")
+    weights = fresh(spec, torch.Generator().manual_seed(0))
+    untrained = layout_groups(spec, {**weights, "head.weight": 0.1 * weights["head.weight"]})
+    answers = {**sent, "site-2": replace(sent["site-2"], groups={**sent["site-2"].groups, **untrained})}
+    (state,) = method().absorb(ctx, State(), answers)
+    assert state.facts[LABEL_COUNTS]["site-2"] == [0, 0, 0, 0]
+    assert state.facts[LABEL_COUNTS]["site-1"] == told_counts(sent["site-1"])
+    assert notes == ["the model of site-2 says nearly the same of every image, as if never trained; it is not heard"]
+    with_it = method().predictor(ctx, state)
+    others = replace(state, groups={name: state.groups[name] for name in ("site-1", "site-3")})
+    pixels = data.test.images
+    scores = [p.scores(pixels, ctx.device) for p in (with_it, method().predictor(ctx, others))]
+    torch.testing.assert_close(scores[0], scores[1])
 
 
 def test_counts_below_zero_are_taken_for_none(skewed: Any) -> None:

@@ -22,6 +22,8 @@ from wardround.methods.trust import (
     known_classes,
     log_shares,
     plausible,
+    spread,
+    still,
 )
 from wardround.models import NetSpec, fresh, names
 
@@ -144,6 +146,20 @@ def test_of_two_sites_and_of_one_without_images_nothing_is_held() -> None:
     assert held_to_models(told, ROWS[:2]).equal(told)
     nothing = torch.cat([HONEST, torch.zeros(1, 4, dtype=torch.float64)])
     assert held_to_models(nothing, torch.cat([ROWS, ROWS[:1]])).equal(nothing)
+
+
+def test_how_far_answers_differ() -> None:
+    """Centred, (−1, 1) and (1, −1): deviations √2 (by n − 1) in both classes. What all classes share says nothing."""
+    assert float(spread(torch.tensor([[0.0, 2.0], [7.0, 5.0]]))) == pytest.approx(math.sqrt(2))
+    assert float(spread(torch.tensor([[3.0, 1.0], [13.0, 11.0]]))) == pytest.approx(0, abs=1e-12)
+
+
+def test_a_network_that_says_the_same_of_every_image() -> None:
+    """Less than 0.02 of the upper median, which is 5 and 6: 0.1 and 0.12."""
+    assert still(torch.tensor([0.099, 0.11, 5.0, 6.0, 7.0])).tolist() == [True, False, False, False, False]
+    assert still(torch.tensor([0.099, 5.0, 6.0, 7.0])).tolist() == [True, False, False, False]
+    assert not bool(still(torch.zeros(4)).any())
+    assert not bool(still(torch.tensor([1e-6, 5.0])).any())
 
 
 def test_classes_that_are_known_to_networks_together() -> None:

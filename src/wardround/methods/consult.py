@@ -4,7 +4,8 @@ Every site uploads its model and how many images of each class it was trained on
 panel of all models under the rule of `learn/pairs.py`: every pair of classes is decided by the sites that know both,
 each as far as it knows them. Votes have each site's own label shares divided out; what is common at all sites together
 is expected a little more, scores + ½·log π, with π the shares of all sites' images (`federation` is the ½). Nothing is
-trained by the coordinator. What a site says to have seen is held to what its model shows (`methods/trust.py`).
+trained by the coordinator. What a site says to have seen is held to what its model shows, and a model that says the
+same of every image is not heard (`methods/trust.py`).
 
 At the site the shared predictor becomes its own, with the site's validation images as the judge:
 - a member that is wrong about what it claims to know is not heard: of the pairs of classes it says to have seen, with
@@ -47,10 +48,10 @@ from wardround.learn.predictor import Member, Predictor
 from wardround.methods.base import Answer, Context, Work
 from wardround.methods.class_ensemble import LABEL_COUNTS, ClassEnsemble
 from wardround.methods.ensemble import panel_members
-from wardround.methods.oneshot import logits_of
+from wardround.methods.oneshot import logits_of, of_noise
 from wardround.methods.personal_prior import Judge, Offer
 from wardround.methods.state import State
-from wardround.methods.trust import guessed, head_rows, held_to_models, log_shares, plausible
+from wardround.methods.trust import guessed, head_rows, held_to_models, log_shares, plausible, spread, still
 from wardround.privacy.counts import binned
 from wardround.settings import Frozen, NotNegative, Positive, Share
 from wardround.study import Study
@@ -232,19 +233,30 @@ def _as_models_show(
 
     Only networks of one kind are compared.
     """
-    held = dict(counts)
+    held, untrained = dict(counts), []
     for spec in dict.fromkeys(map(ctx.study.spec, counts)):
         alike = [site for site in counts if ctx.study.spec(site) == spec]
         rows = torch.stack([head_rows(kept.groups[site]) for site in alike])
         found = held_to_models(torch.stack([counts[site] for site in alike]).double(), rows)
+        said = [of_noise(ctx, Member(spec, dict(kept.groups[site]))) for site in alike]
+        nothing = still(torch.stack([spread(logits) for logits in said]))
+        found[nothing] = 0.0
+        untrained += [site for site, none in zip(alike, nothing.tolist(), strict=True) if none]
         held |= {site: row.round().long() for site, row in zip(alike, found, strict=True)}
     for site, before in counts.items():
-        after, images = held[site], int(before.sum())
-        if site not in silent and int(after.sum()) < 0.9 * images:
-            doubted = [ctx.study.classes[c] for c in torch.nonzero(after < before).flatten().tolist()]
-            what = f"{site} tells of images of {', '.join(doubted)} that its model does not show"
-            ctx.note(f"{what}; {images - int(after.sum()):,} of its {images:,} images are not counted")
+        if site in untrained:
+            ctx.note(f"the model of {site} says nearly the same of every image, as if never trained; it is not heard")
+        elif site not in silent and int(held[site].sum()) < 0.9 * int(before.sum()):
+            ctx.note(_doubted(ctx, site, before, held[site]))
     return held
+
+
+def _doubted(ctx: Context, site: str, before: Tensor, after: Tensor) -> str:
+    """What is not believed of a site's counts, in words."""
+    classes = ", ".join(ctx.study.classes[c] for c in torch.nonzero(after < before).flatten().tolist())
+    images, lost = int(before.sum()), int(before.sum() - after.sum())
+    what = f"{site} tells of images of {classes} that its model does not show"
+    return f"{what}; {lost:,} of its {images:,} images are not counted"
 
 
 def _they(names: list[str]) -> str:

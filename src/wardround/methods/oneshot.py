@@ -61,16 +61,14 @@ def trained_models(ctx: Context, answers: Mapping[str, Bundle]) -> dict[str, Wei
     One that holds NaN or infinite values, or answers noise with them, is refused with a note that names the site; the
     rest go on. Finite weights can have infinite outputs, and one such model would be the end of a synthesis.
     """
-    study, models = ctx.study, {}
-    shape = (PROBES, study.channels, study.size, study.size)
-    noise = torch.randint(256, shape, generator=ctx.streams.torch("probe"), dtype=torch.uint8)
+    models = {}
     for site in sorted(answers):
         if int(answers[site].group(SIZE)["images"]) == 0:
             continue
         weights = join_groups(answers[site])
         if not all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point()):
             ctx.note(f"the model of {site} is refused: it holds NaN or infinite values")
-        elif not bool(logits_of(ctx, Member(study.spec(site), weights), noise).isfinite().all()):
+        elif not bool(of_noise(ctx, Member(ctx.study.spec(site), weights)).isfinite().all()):
             ctx.note(f"the model of {site} is refused: its answers are NaN or infinite")
         else:
             models[site] = weights
@@ -80,6 +78,13 @@ def trained_models(ctx: Context, answers: Mapping[str, Bundle]) -> dict[str, Wei
             "images, and one epoch or more"
         )
     return models
+
+
+def of_noise(ctx: Context, member: Member) -> Tensor:
+    """One network's logits of white noise, the same for every network: nobody's images are needed to try it."""
+    shape = (PROBES, ctx.study.channels, ctx.study.size, ctx.study.size)
+    noise = torch.randint(256, shape, generator=ctx.streams.torch("probe"), dtype=torch.uint8)
+    return logits_of(ctx, member, noise)
 
 
 def logits_of(ctx: Context, member: Member, images: Tensor) -> Tensor:

@@ -7,6 +7,9 @@ head that belongs to such a class has a low sum r of weights and bias. At most s
 of the class among the site's images, and as steeply from site to site; so the line that fits most sites says of each
 model what shares it shows (`held_to_models`). Whoever makes a model for the purpose can still lie.
 
+And a model that was never trained has seen nothing, whatever its site tells: it says nearly the same of every image
+(`still`).
+
 Where a site may not or will not tell, its model alone is asked (`guessed`). That this works (a class's row tells seen
 from unseen at an area under the curve of 0.98 on blood cells at α 0.1) is also a leak: a model gives away which classes
 its site has.
@@ -24,6 +27,7 @@ from wardround.learn.predictor import Member
 MOST = 3.0
 SHOWN, DOUBTED = 10.0, 20.0  # times what a model shows of a class, and images that it need not show
 UNEVEN = 0.05  # the squared distance of a site's shares from equal ones from which on they say how steep the line is
+STILL = 0.02  # of the median of how far networks' answers differ: hundreds of times what untrained ones reach
 SLOPE = 4.0  # how steeply a class's share rises with the standardised sum of its row
 
 
@@ -67,6 +71,24 @@ def held_to_models(counts: Tensor, rows: Tensor) -> Tensor:
     b = torch.where(uneven >= UNEVEN, steep.clamp_min(float(common)), common).unsqueeze(1)
     shown = (1 / counts.shape[1] + above / b).clamp_min(0)
     return torch.minimum(counts, SHOWN * totals * shown / shown.sum(dim=1, keepdim=True) + DOUBTED)
+
+
+def spread(logits: Tensor) -> Tensor:
+    """How far a network's answers to different images (images, classes) differ, averaged over classes."""
+    centred = logits.double() - logits.double().mean(dim=1, keepdim=True)
+    return centred.std(dim=0).mean()
+
+
+def still(spreads: Tensor) -> Tensor:
+    """Which networks say nearly the same of every image: less than `STILL` of the (upper) median of all.
+
+    Untrained networks reach a few thousandths of what trained ones do, on noise as on images. An untrained network
+    would do harm with its votes: a site's label shares are divided out of them, and it never had them in, so it votes
+    for what is rare at its site. Of two networks nobody can say which one is out of line.
+    """
+    if len(spreads) < 3:
+        return torch.zeros(len(spreads), dtype=torch.bool)
+    return spreads < STILL * spreads.sort().values[len(spreads) // 2]
 
 
 def guessed(weights: Mapping[str, Tensor], images: int) -> Tensor:
