@@ -278,6 +278,21 @@ def test_the_head_has_a_last_lesson_from_the_mean_of_the_layers(sent: Sent) -> N
     assert ["tally" in state.groups for state in states] == [True, True, False]
 
 
+def test_that_lesson_sees_images_by_the_statistics_that_go_home(sent: Sent) -> None:
+    """Not by those of each batch, and looking at images leaves the statistics as they were."""
+    of = work(sent, method())
+    of.begin(0, torch.Generator().manual_seed(3))
+    before = {name: tensor.clone() for name, tensor in of.student.weights().items()}
+    found = of._features()
+    of.begin(0, torch.Generator().manual_seed(3))
+    net = copy.deepcopy(of.student.net).eval()
+    with torch.no_grad():
+        expected = torch.cat([net.features(of._some()) for _ in range(LESSONS)])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(before[name], tensor) for name, tensor in of.student.weights().items())
+    assert of.student.net.training
+
+
 def _pairs(some: list[State], others: list[State]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for one, other in zip(some, others, strict=True):
         yield from ((tensor, other.groups["student"][name]) for name, tensor in one.groups["student"].items())

@@ -178,3 +178,5 @@ def test_schedules() -> None:
     assert cosine == pytest.approx([0.4, 0.2 + 0.2 * math.sqrt(0.5), 0.2, 0.2 - 0.2 * math.sqrt(0.5)])
     steps = [DAFL(DAFL.Settings(epochs=200, lr=1.0)).rate(e) for e in (0, 119, 120, 149, 150, 179, 180, 199)]
     assert steps == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01, 1e-3, 1e-3])
+    own = DAFL(DAFL.Settings(epochs=10, lr=1.0, milestones=(0.4, 0.8)))  # as its code has them for other sets
+    assert [own.rate(e) for e in (3, 4, 7, 8)] == pytest.approx([1, 0.1, 0.1, 0.01])

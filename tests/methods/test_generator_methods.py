@@ -13,6 +13,7 @@ from wardround.data.imageset import ImageSet
 from wardround.errors import BadInput, RunFailed
 from wardround.methods.registry import known
 from wardround.methods.state import State
+from wardround.synthesis.pool import Pool
 
 # Runs -----------------------------------------------------------------------------------------------------------------
 
@@ -84,6 +85,20 @@ def test_a_pass_over_the_pool_may_be_capped(name: str, changes: dict[str, Any], 
     assert last.groups["student"]["stages.conv1.2.num_batches_tracked"].item() == steps
     assert last.groups["pool"]["images"].shape == (18, 3, 8, 8)
     assert last.groups["pool"]["labels"].shape == (18,)
+
+
+def test_the_student_learns_on_images_cut_out_as_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    one_pass = Pool.one_pass
+
+    def watched(self: Pool, batch: int, most: int, how: Any, draws: torch.Generator) -> Any:
+        asked.append(how)
+        return one_pass(self, batch, most, how, draws)
+
+    monkeypatch.setattr(Pool, "one_pass", watched)
+    ctx, sent = begin("dense")
+    list(method("dense", augment="flip").absorb(ctx, State(), sent))
+    assert asked == ["flip"] * 3
 
 
 @pytest.mark.parametrize("name", ALL)
