@@ -272,6 +272,9 @@ def test_add_site_and_revoke_key(three: Path, capsys: Captured) -> None:
     ok(capsys, "key", "new", "new.key")
     study = "hub/study.toml"
     assert "has a key in this study already" in refused(capsys, "study", "add-site", study, "north", "new.pub")
+    shutil.copy(study, "other.toml")
+    said = ok(capsys, "study", "add-site", "other.toml", "nort", "new.pub")
+    assert "nort is new in the study, which now has: nort, north, south." in said
     before = (three / "hub" / "study.toml").read_bytes()
     said = ok(capsys, "study", "revoke-key", study, "north", "new.pub")
     assert "Compare this fingerprint" in said

@@ -75,9 +75,12 @@ def add_site(study: StudyFile, name: Word, key: Word) -> None:
     from wardround.agreement import write_agreement
     from wardround.exchange.keys import PublicKey
 
-    agreement = read_study(study).with_site(name, key_text(key))
+    trust = read_study(study)
+    agreement = trust.with_site(name, key_text(key))
     agreement.study()
     write_agreement(study, agreement)
+    if name not in trust.agreement.sites:  # or the name of one that waits for its key was misspelt
+        say(f"{name} is new in the study, which now has: {', '.join(agreement.sites)}.")
     public = PublicKey.parse(agreement.sites[name].key)
     say(f"{name}: {public.fingerprint}", "Compare this fingerprint with the site on the phone.")
     missing = [site for site, party in agreement.sites.items() if not party.key]
