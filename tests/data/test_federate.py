@@ -67,6 +67,21 @@ def test_train_and_val_are_merged_dealt_and_a_tenth_kept_for_validation() -> Non
     )
 
 
+def test_classes_without_images_are_noted() -> None:
+    """Two of four classes have no test image, and one no training image."""
+    some = dataset(images([0, 1, 2] * 10, classes=4), None, images([0, 3] * 3, classes=4, first=60))
+    untrained, untested = (
+        "there are no training images of d; no model can know it",
+        "there are no test images of b, c; no accuracy says anything about them",
+    )
+    assert federate(some, rule="iid", sites=3, min_size=1)[0].notes == (untrained, untested)
+    assert federate(toy(), rule="iid", sites=4)[0].notes == ()
+    other = dataset(images([3] * 6, classes=4), None, images([1, 2], classes=4), "other")
+    notes = federate_files({"north": some, "south": some}, test="own")[0].notes
+    assert notes == (untrained, untested)
+    assert federate_files({"north": some, "south": other}, test="own")[0].notes == ()
+
+
 def test_without_merging_the_official_validation_part_is_left_out_and_said_to_be() -> None:
     federation, _ = federate(toy(), rule="iid", sites=4, merge_val=False, val_share=0)
     assert own_values(federation) == list(range(80))

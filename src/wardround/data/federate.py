@@ -102,7 +102,7 @@ def federate(
         local_protocol=_local_words(splits, built, whole, "the official test images with its site id", shift != "none"),
         global_protocol=global_words,
         provenance="; ".join([dataset.provenance, pooled, _val_words(splits, built), *shift_words]),
-        notes=(*dataset.notes, *patient_notes(pool, dataset.test, dealt)),
+        notes=(*dataset.notes, *_class_notes([pool], dataset.test), *patient_notes(pool, dataset.test, dealt)),
     )
     return federation, dealt
 
@@ -152,10 +152,13 @@ def federate_files(
         local_protocol=_local_words(splits, built, whole, "its own official test part", shift != "none"),
         global_protocol=global_words,
         provenance="; ".join([*sources, _val_words(splits, built), *shift_words]),
-        notes=tuple(
-            f"{name}: {text}"
-            for name, pool in zip(names, pools, strict=True)
-            for text in (*named[name].notes, *patient_notes(pool, named[name].test))
+        notes=(
+            *_class_notes(pools, merged),
+            *(
+                f"{name}: {text}"
+                for name, pool in zip(names, pools, strict=True)
+                for text in (*named[name].notes, *patient_notes(pool, named[name].test))
+            ),
         ),
     )
     return federation, dealt
@@ -237,6 +240,19 @@ def patient_notes(pool: ImageSet, test: ImageSet, dealt: Partition | None = None
         several = int((np.unique(places, return_counts=True)[1] > 1).sum())
         if several:
             yield f"{several:,} patients (or lesions) have images at several sites"
+
+
+def _class_notes(pools: Sequence[ImageSet], test: ImageSet) -> Iterator[str]:
+    """Which classes nobody can learn, and of which no figure says anything."""
+    trained = torch.stack([pool.counts() for pool in pools]).sum(dim=0)
+    for counts, where, therefore in (
+        (trained, "training", "no model can know"),
+        (test.counts(), "test", "no accuracy says anything about"),
+    ):
+        empty = [name for name, n in zip(test.classes, counts.tolist(), strict=True) if n == 0]
+        them = "it" if len(empty) == 1 else "them"
+        if empty:
+            yield f"there are no {where} images of {', '.join(empty)}; {therefore} {them}"
 
 
 def _training_pool(dataset: Dataset, merge_val: bool) -> tuple[ImageSet, str]:
