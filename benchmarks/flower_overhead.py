@@ -31,8 +31,8 @@ from wardround.remote.flower import launch
 from wardround.remote.flower.certificates import CA, make_certificates, make_node_key
 from wardround.remote.flower.project import CONNECTION, HOME, wait_for_superlink, write_project
 from wardround.remote.rehearsal import simulate
-from wardround.remote.sitedata import read_site
 from wardround.settings import validate
+from wardround.sitedata import read_site
 
 SITES = ("site-1", "site-2", "site-3")
 IMAGES, SIZE = 8, 28

@@ -35,9 +35,9 @@ from wardround.privacy.plan import trains_privately
 from wardround.progress import Silent
 from wardround.record import result as results
 from wardround.record.rundir import RunDir, lock_directory, refuse_existing, sweep, write_json
-from wardround.remote.sitedata import all_sites, read_site
 from wardround.report import write_report
 from wardround.settings import Settings, validate
+from wardround.sitedata import all_sites, read_site
 from wardround.study import Study, agree
 
 SETTINGS, PARTITION, DATA, ENVIRONMENT = "settings.json", "partition.json", "data.json", "environment.json"

@@ -45,7 +45,7 @@ def serve(place: str) -> None:
 
     from wardround.methods.registry import known
 
-    for module in ("remote.site", "remote.sitedata", "remote.flower.client_app", "remote.flower.server_app"):
+    for module in ("remote.site", "sitedata", "remote.flower.client_app", "remote.flower.server_app"):
         importlib.import_module(f"wardround.{module}")
     programs = {name: getattr(importlib.import_module(place), main) for name, (place, main) in PROGRAMS.items()}
     known()

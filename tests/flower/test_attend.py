@@ -15,7 +15,7 @@ from wardround.remote import site
 from wardround.remote.flower.attend import attend, in_few_words
 from wardround.remote.flower.letters import ANSWER, HELLO, NONCE_BYTES, TAKE_HOME, Call
 from wardround.remote.rules import refusal
-from wardround.remote.sitedata import read_site
+from wardround.sitedata import read_site
 
 ONE, TWO, THREE = SITES
 AGREED = agreement("fedavg", rounds=2)

@@ -22,7 +22,7 @@ from wardround.remote.flower.attend import attend
 from wardround.remote.flower.conductor import POLL_SECONDS, Conductor
 from wardround.remote.flower.letters import ANSWER, HELLO, TAKE_HOME, Call, Reply
 from wardround.remote.flower.post import Arrival, Node
-from wardround.remote.sitedata import read_site
+from wardround.sitedata import read_site
 from wardround.tomltext import to_toml
 
 ONE, TWO, THREE = SITES

@@ -26,7 +26,7 @@ from wardround.learn.predictor import Predictor
 from wardround.methods.registry import known
 from wardround.record.rundir import lock_directory
 from wardround.remote.rehearsal import simulate
-from wardround.remote.sitedata import read_site
+from wardround.sitedata import read_site
 
 ONE, TWO, THREE = SITES
 IN_EVERY_TEST = ("fedavg", "ditto", "fedbicross")

@@ -14,8 +14,8 @@ from wardround.methods.base import join_groups
 from wardround.models import spec_layout
 from wardround.progress import Silent
 from wardround.remote.rules import refusal
-from wardround.remote.sitedata import read_site
 from wardround.remote.trust import Trust
+from wardround.sitedata import read_site
 
 
 def target_of_parcel(path: Path, study_file: Path, data: str | None, site: str | None, progress: Silent) -> Target:

@@ -267,7 +267,7 @@ def _training_pool(dataset: Dataset, merge_val: bool) -> tuple[ImageSet, str]:
 
 
 def _refuse_one_class(dataset: Dataset) -> None:
-    """In a whole study; a hospital that reads its own images (`remote/sitedata.py`) may have one class of many."""
+    """In a whole study; a hospital that reads its own images (`sitedata.py`) may have one class of many."""
     if len(dataset.train.classes) < 2:
         held = ", ".join(dataset.train.classes)
         raise BadInput(f"{dataset.name} holds the one class {held}; a classifier needs at least two")

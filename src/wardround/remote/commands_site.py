@@ -52,7 +52,7 @@ def train(
     A command that was stopped goes on from its last epoch when it is run again.
     """
     from wardround.exchange.parcel import read_manifest
-    from wardround.remote.sitedata import read_site
+    from wardround.sitedata import read_site
 
     desk = _desk(study, key, policy, device)
     site = read_site(desk.agreement, desk.name, _given(data), desk.progress)
@@ -108,7 +108,7 @@ def receive(
 
     What is taken home is made this site's own with its images, measured on its test images, and exported to models/.
     """
-    from wardround.remote.sitedata import read_site
+    from wardround.sitedata import read_site
 
     desk = _desk(study, key, policy, device)
     manifest = desk.receive(parcel)

@@ -119,8 +119,8 @@ def rehearse(
 
     from wardround.learn.device import find_device
     from wardround.remote.rehearsal import simulate
-    from wardround.remote.sitedata import read_site
     from wardround.show import result
+    from wardround.sitedata import read_site
 
     agreement = read_study(study).agreement
     agreement.study()

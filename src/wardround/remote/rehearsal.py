@@ -17,8 +17,8 @@ from wardround.learn.device import Device
 from wardround.progress import NO_PROGRESS, Silent
 from wardround.record import result as results
 from wardround.record.rundir import RunDir, write_json
-from wardround.remote.sitedata import all_sites
 from wardround.settings import DataSettings, Settings
+from wardround.sitedata import all_sites
 from wardround.study import Study
 
 

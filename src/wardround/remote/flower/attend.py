@@ -73,7 +73,7 @@ def in_few_words(error: WardroundError) -> str:
 
 
 def _work(call: Call, config: NodeConfig, key: PrivateKey) -> bytes:
-    from wardround.remote.sitedata import read_site
+    from wardround.sitedata import read_site
 
     desk = _desk(config, key)
     if call.study != desk.agreement.id:

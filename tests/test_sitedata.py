@@ -16,8 +16,8 @@ from wardround.agreement import Agreement
 from wardround.errors import BadInput
 from wardround.progress import Silent
 from wardround.remote.practice import draw_hospitals
-from wardround.remote.sitedata import read_site
 from wardround.settings import checked
+from wardround.sitedata import read_site
 
 CLASSES = ("ash", "birch", "cedar", "durmast")
 
