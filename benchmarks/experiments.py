@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pages
 from common import keep, machine, told
 from trained_cells import Cell, open_cell
 from wardround.data.federation import Site
@@ -58,6 +59,7 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("files", type=Path, nargs="*", help="MedMNIST .npz files")
     parser.add_argument("--out", type=Path, default=Path("papers") / f"{name}.json")
     parser.add_argument("--table", action="store_true", help="print the table of --out as Markdown and do nothing else")
+    parser.add_argument("--page", type=Path, help="a page with this script's marks, for the table")
     parser.add_argument("--work", type=Path, help="folder of trained models (default: a temporary one)")
     parser.add_argument("--preset", help="a named preset or a TOML file")
     parser.add_argument("--alphas", type=float, nargs="+", default=[0.1, 0.3, 0.5])
@@ -69,18 +71,29 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def main_of(experiment: Experiment, options: argparse.Namespace) -> int:
-    """Do what is left of the cells and print the table; what a person can mend becomes one line and an exit code."""
-    return told(lambda: _start(experiment, options))
+    """Do what is left of the cells, print the table and fill the page where one is named.
+
+    What a person can mend becomes one line and an exit code.
+    """
+    code = told(lambda: _start(experiment, options))
+    if code or options.page is None:
+        return code
+    return pages.fill(options.page, {f"{experiment.name}.py": table_of(experiment, options.out)})
+
+
+def table_of(experiment: Experiment, path: Path) -> str:
+    """The table of a file of results, whoever wrote it last."""
+    if not path.exists():
+        raise BadInput(f"{path} holds no results; name the file of an earlier start with --out")
+    record = read_results(path, experiment.name, ("entries",))
+    return experiment.markdown({**record, "summary": experiment.summarise(record["entries"])})
 
 
 def _start(experiment: Experiment, options: argparse.Namespace) -> int:
-    record = read_results(options.out, experiment.name, ()) if options.out.exists() else {}
-    if not options.table:
-        _work(experiment, options, record)
-    elif "entries" not in record:
-        raise BadInput(f"{options.out} holds no results; name the file of an earlier start with --out")
+    if options.table:
+        print(table_of(experiment, options.out))
     else:
-        print(experiment.markdown({**record, "summary": experiment.summarise(record["entries"])}))
+        _work(experiment, options, read_results(options.out, experiment.name, ()) if options.out.exists() else {})
     return 0
 
 

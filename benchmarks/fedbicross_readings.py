@@ -15,18 +15,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import pages
 from experiments import Experiment, Rows, add_options, by_place, main_of
 from one_shot_summary import NONE
 from trained_cells import Cell
 from wardround.learn.predictor import single
 from wardround.methods.base import join_groups
 from wardround.methods.state import State
-from wardround.papers.results import read_results
 from wardround.papers.summaries import cells
 
 NAME = "fedbicross_readings"
@@ -135,19 +132,12 @@ EXPERIMENT = Experiment(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is left, print the table, and fill the page where one is named."""
+    """Do what is left, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_options(parser, NAME)
     parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS), metavar="READING")
     parser.add_argument("--personal", nargs="+", choices=PERSONAL, default=list(PERSONAL), metavar="READING")
-    parser.add_argument("--page", type=Path, help="a page with this script's marks, for the table")
-    options = parser.parse_args(arguments)
-    code = main_of(EXPERIMENT, options)
-    if code or options.page is None:
-        return code
-    record = read_results(options.out, NAME, ("entries",))
-    table = markdown({**record, "summary": summarise(record["entries"])})
-    return pages.fill(options.page, {"fedbicross_readings.py": table})
+    return main_of(EXPERIMENT, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":
