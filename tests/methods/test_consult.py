@@ -118,7 +118,8 @@ def test_images_that_a_model_does_not_show_are_not_counted_and_said(skewed: Any)
     def shows(bundle: Bundle) -> Bundle:
         own = dict(bundle.groups["parameters"])
         counts = torch.tensor(told_counts(bundle)).float()
-        own |= {"head.weight": torch.zeros_like(own["head.weight"]), "head.bias": 20 * counts / counts.sum()}
+        weight = (counts > 0).float().unsqueeze(1).expand_as(own["head.weight"]).clone()
+        own |= {"head.weight": weight, "head.bias": 20 * counts / counts.sum() - weight.sum(dim=1)}
         return replace(bundle, groups={**bundle.groups, "parameters": own})
 
     honest = {site: shows(bundle) for site, bundle in sent.items()}

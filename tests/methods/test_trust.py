@@ -18,6 +18,7 @@ from wardround.methods.trust import (
     guessed,
     guessed_shares,
     head_rows,
+    head_strengths,
     held_to_models,
     known_classes,
     log_shares,
@@ -79,6 +80,9 @@ def test_the_rows_of_a_head() -> None:
     width = weights["head.weight"].shape[1]
     first = width * (width - 1) / 2
     assert head_rows(weights).tolist() == [first + 100, first + width * width - 3]
+    weights["head.weight"] = torch.zeros_like(weights["head.weight"])
+    weights["head.weight"][:, :3] = torch.tensor([[3.0, -5.0, 4.0], [-1.0, -2.0, 0.0]])
+    assert head_strengths(weights).tolist() == [5, 0]
 
 
 @pytest.mark.parametrize("name", names())
@@ -101,11 +105,16 @@ HONEST = torch.tensor([[900, 100, 0, 0], [0, 600, 400, 0], [100, 0, 0, 300], [30
 ROWS = torch.stack([line(row / row.sum()) for row in HONEST])
 
 
+def held(counts: Tensor, rows: Tensor) -> Tensor:
+    """Held by the sums alone: nothing but the class of the highest sum has weights that speak for it."""
+    return held_to_models(counts, rows, (rows == rows.amax(dim=1, keepdim=True)).double())
+
+
 def test_honest_counts_are_believed() -> None:
-    assert held_to_models(HONEST, ROWS).equal(HONEST)
+    assert held(HONEST, ROWS).equal(HONEST)
     some = torch.randn(ROWS.shape, generator=torch.Generator().manual_seed(0))
-    assert held_to_models(HONEST, ROWS + some).equal(HONEST)  # rows are no more than near the line
-    assert held_to_models(HONEST, -ROWS).equal(HONEST)  # of such networks rows say nothing
+    assert held(HONEST, ROWS + some).equal(HONEST)  # rows are no more than near the line
+    assert held(HONEST, -ROWS).equal(HONEST)  # of such networks rows say nothing
 
 
 def test_images_of_a_class_that_the_model_does_not_show_are_not_counted() -> None:
@@ -114,10 +123,21 @@ def test_images_of_a_class_that_the_model_does_not_show_are_not_counted() -> Non
     told[2] = 1000.0
     expected = told.clone()
     expected[2, 1:3] = 20.0
-    torch.testing.assert_close(held_to_models(told, ROWS), expected)
+    torch.testing.assert_close(held(told, ROWS), expected)
     told[2] = torch.tensor([0.0, 900.0, 0.0, 100.0])  # another class than it has
     expected[2] = torch.tensor([0.0, 20.0, 0.0, 100.0])
-    torch.testing.assert_close(held_to_models(told, ROWS), expected)
+    torch.testing.assert_close(held(told, ROWS), expected)
+
+
+def test_a_class_that_weights_speak_for_was_there_whatever_its_sum() -> None:
+    """Of the strongest class's 3 a third is enough, and less is not."""
+    told = HONEST.clone()
+    told[2] = 1000.0
+    strengths = torch.ones(4, 4, dtype=torch.float64)
+    strengths[2] = torch.tensor([3.0, 1.0, 0.99, 3.0])
+    expected = told.clone()
+    expected[2, 2] = 20.0
+    torch.testing.assert_close(held_to_models(told, ROWS, strengths), expected)
 
 
 def test_a_steeper_line_of_its_own_is_a_sites_own() -> None:
@@ -125,7 +145,7 @@ def test_a_steeper_line_of_its_own_is_a_sites_own() -> None:
     for steep in (40.0, 10.0):
         rows = ROWS.clone()
         rows[0] = line(HONEST[0] / 1000, steep)
-        assert held_to_models(HONEST, rows).equal(HONEST)
+        assert held(HONEST, rows).equal(HONEST)
 
 
 def test_where_sites_have_all_classes_alike_models_show_nothing() -> None:
@@ -134,8 +154,8 @@ def test_where_sites_have_all_classes_alike_models_show_nothing() -> None:
     some = torch.randn(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     liar = torch.full((1, 4), 500.0, dtype=torch.float64)
     told, rows = torch.cat([even, liar, HONEST[1:2]]), torch.cat([some, ROWS[:1], ROWS[1:2]])
-    assert held_to_models(told, rows).equal(told)
-    found = held_to_models(torch.cat([told, HONEST[2:3]]), torch.cat([rows, ROWS[2:3]]))
+    assert held(told, rows).equal(told)
+    found = held(torch.cat([told, HONEST[2:3]]), torch.cat([rows, ROWS[2:3]]))
     assert found[:3].equal(even)
     assert found[3].tolist() == pytest.approx([500, 500, 20, 20])  # 10·2,000·0.1 are enough
     assert found[4:].equal(HONEST[1:3])
@@ -143,9 +163,9 @@ def test_where_sites_have_all_classes_alike_models_show_nothing() -> None:
 
 def test_of_two_sites_and_of_one_without_images_nothing_is_held() -> None:
     told = torch.tensor([[900, 100, 0, 0], [500, 500, 500, 500]], dtype=torch.float64)
-    assert held_to_models(told, ROWS[:2]).equal(told)
+    assert held(told, ROWS[:2]).equal(told)
     nothing = torch.cat([HONEST, torch.zeros(1, 4, dtype=torch.float64)])
-    assert held_to_models(nothing, torch.cat([ROWS, ROWS[:1]])).equal(nothing)
+    assert held(nothing, torch.cat([ROWS, ROWS[:1]])).equal(nothing)
 
 
 def test_how_far_answers_differ() -> None:

@@ -51,7 +51,16 @@ from wardround.methods.ensemble import panel_members
 from wardround.methods.oneshot import logits_of, of_noise
 from wardround.methods.personal_prior import Judge, Offer
 from wardround.methods.state import State
-from wardround.methods.trust import guessed, head_rows, held_to_models, log_shares, plausible, spread, still
+from wardround.methods.trust import (
+    guessed,
+    head_rows,
+    head_strengths,
+    held_to_models,
+    log_shares,
+    plausible,
+    spread,
+    still,
+)
 from wardround.privacy.counts import binned
 from wardround.settings import Frozen, NotNegative, Positive, Share
 from wardround.study import Study
@@ -236,8 +245,9 @@ def _as_models_show(
     held, untrained = dict(counts), []
     for spec in dict.fromkeys(map(ctx.study.spec, counts)):
         alike = [site for site in counts if ctx.study.spec(site) == spec]
-        rows = torch.stack([head_rows(kept.groups[site]) for site in alike])
-        found = held_to_models(torch.stack([counts[site] for site in alike]).double(), rows)
+        claimed = torch.stack([counts[site] for site in alike]).double()
+        rows, strengths = (torch.stack([of(kept.groups[s]) for s in alike]) for of in (head_rows, head_strengths))
+        found = held_to_models(claimed, rows, strengths)
         said = [of_noise(ctx, Member(spec, dict(kept.groups[site]))) for site in alike]
         nothing = still(torch.stack([spread(logits) for logits in said]))
         found[nothing] = 0.0

@@ -5,7 +5,9 @@ more than `MOST` times the median of the others' images, nor on many images of a
 a model tells: a network with rectified features pushes the output of a class it never meets down, so the row of the
 head that belongs to such a class has a low sum r of weights and bias. At most sites r rises along a line with the share
 of the class among the site's images, and as steeply from site to site; so the line that fits most sites says of each
-model what shares it shows (`held_to_models`). Whoever makes a model for the purpose can still lie.
+model what shares it shows (`held_to_models`). A class that is easily told, or whose images are faint, needs no high
+sum; but no class is learned without weights that speak for it, and one that was never there has hardly any. So both
+must say that a class is missing. Whoever makes a model for the purpose can still lie.
 
 And a model that was never trained has seen nothing, whatever its site tells: it says nearly the same of every image
 (`still`).
@@ -26,6 +28,7 @@ from wardround.learn.predictor import Member
 
 MOST = 3.0
 SHOWN, DOUBTED = 10.0, 20.0  # times what a model shows of a class, and images that it need not show
+STRONG = 1 / 3  # of the site's strongest class (`head_strengths`) from which on a class has been learned
 UNEVEN = 0.05  # the squared distance of a site's shares from equal ones from which on they say how steep the line is
 STILL = 0.02  # of the median of how far networks' answers differ: hundreds of times what untrained ones reach
 SLOPE = 4.0  # how steeply a class's share rises with the standardised sum of its row
@@ -49,10 +52,11 @@ def plausible(counts: Tensor) -> Tensor:
     return counts * (limits / totals.clamp_min(1)).clamp(max=1).unsqueeze(1)
 
 
-def held_to_models(counts: Tensor, rows: Tensor) -> Tensor:
+def held_to_models(counts: Tensor, rows: Tensor, strengths: Tensor) -> Tensor:
     """Counts (sites, classes), none above `SHOWN` times what the site's model shows of it, and `DOUBTED` more.
 
-    `rows` are the sums r of the rows of the sites' heads. With shares q of C classes the line of a site is
+    `rows` are the sums r of the rows of the sites' heads, `strengths` what speaks for each class in them: a class with
+    `STRONG` of the largest at its site was there. With shares q of C classes the line of a site is
     r_c − r̄ = b·(q_c − 1/C), fitted by least squares, and its model shows q_c = 1/C + (r_c − r̄) / b, no less than 0,
     with the steepness b of the site itself or the (upper) median of all, whichever is more: of a site that tells of
     shares that its model does not have b is too small, and one that is too large only shows shares more alike. The line
@@ -70,7 +74,9 @@ def held_to_models(counts: Tensor, rows: Tensor) -> Tensor:
     common = fitted[len(fitted) // 2]
     b = torch.where(uneven >= UNEVEN, steep.clamp_min(float(common)), common).unsqueeze(1)
     shown = (1 / counts.shape[1] + above / b).clamp_min(0)
-    return torch.minimum(counts, SHOWN * totals * shown / shown.sum(dim=1, keepdim=True) + DOUBTED)
+    most = SHOWN * totals * shown / shown.sum(dim=1, keepdim=True) + DOUBTED
+    learned = strengths >= STRONG * strengths.amax(dim=1, keepdim=True)
+    return torch.where(learned, counts, torch.minimum(counts, most))
 
 
 def spread(logits: Tensor) -> Tensor:
@@ -113,6 +119,11 @@ def head_rows(weights: Mapping[str, Tensor]) -> Tensor:
     """Of each class, the sum of its row of the head and its bias."""
     rows = weights["head.weight"].double().cpu().sum(dim=1)
     return rows + weights["head.bias"].double().cpu() if "head.bias" in weights else rows
+
+
+def head_strengths(weights: Mapping[str, Tensor]) -> Tensor:
+    """Of each class, the norm of the positive weights in its row of the head: what speaks for it."""
+    return weights["head.weight"].double().cpu().clamp_min(0).square().sum(dim=1).sqrt()
 
 
 def log_shares(counts: Tensor) -> Tensor:
