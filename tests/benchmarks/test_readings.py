@@ -43,6 +43,7 @@ def scripts() -> Iterator[Any]:
             "readings": "fedbicross_readings",
             "precision": "synthesis_precision",
             "distilled": "consult_distilled",
+            "counts": "counts_from_models",
         }
         yield SimpleNamespace(**{short: importlib.import_module(name) for short, name in names.items()})
 
@@ -94,6 +95,18 @@ def test_a_reading_is_worked_out_once_for_all_of_stage_three(
     other.write_text(PRESET.replace("trajectories = 1", "trajectories = 2"))
     assert scripts.readings.main([*arguments, "--preset", str(other)]) == 2
     assert "holds results of other settings" in capsys.readouterr().err
+
+
+def test_counts_are_guessed_from_models(scripts: Any, options: list[str], tmp_path: Path) -> None:
+    assert scripts.counts.main([*options, "--out", str(tmp_path / "out.json")]) == 0
+    ((row,), (line,)) = (json.loads((tmp_path / "out.json").read_text())[key] for key in ("entries", "summary"))
+    figures = row["figures"]
+    assert 0 < figures["off"] < 0.5
+    assert figures["unseen"] == 0
+    assert figures["cut"] <= 0.5
+    assert 0.5 < figures["told"] <= 1
+    assert 0.5 < figures["untold"] <= 1
+    assert line == {"set": "blobs", "alpha": 0.5, "seeds": [0], **figures}
 
 
 def test_one_network_of_the_panel_serves_all_readings_at_the_sites(

@@ -111,30 +111,20 @@ def test_what_is_not_told_is_guessed_and_said(skewed: Any) -> None:
 
 
 def test_images_that_a_model_does_not_show_are_not_counted_and_said(skewed: Any) -> None:
-    """Heads whose rows lie along a line of the sites' shares, and a site that claims a thousand of each class."""
+    """A site that claims a thousand of each class, and whose weights have risen for two."""
     data, _, sent = skewed
     ctx, notes = listening(data)
-
-    def shows(bundle: Bundle) -> Bundle:
-        own = dict(bundle.groups["parameters"])
-        counts = torch.tensor(told_counts(bundle)).float()
-        weight = (counts > 0).float().unsqueeze(1).expand_as(own["head.weight"]).clone()
-        own |= {"head.weight": weight, "head.bias": 20 * counts / counts.sum() - weight.sum(dim=1)}
-        return replace(bundle, groups={**bundle.groups, "parameters": own})
-
-    honest = {site: shows(bundle) for site, bundle in sent.items()}
-    (state,) = method().absorb(ctx, State(), honest)
+    (state,) = method().absorb(ctx, State(), sent)
     before = state.facts[LABEL_COUNTS]
     assert (before, notes) == ({site: told_counts(bundle) for site, bundle in sent.items()}, [])
-    groups = {**honest["site-2"].groups, LABEL_COUNTS: {"counts": torch.full((4,), 1000)}}
-    (state,) = method().absorb(ctx, State(), {**honest, "site-2": replace(honest["site-2"], groups=groups)})
-    has = [n > 0 for n in before["site-2"]]
-    assert 0 < sum(has) < 4
-    assert state.facts[LABEL_COUNTS] == {**before, "site-2": [1000 if seen else 20 for seen in has]}
-    unseen = ", ".join(name for name, seen in zip(data.classes, has, strict=True) if not seen)
-    lost = 980 * (4 - sum(has))
+    groups = {**sent["site-2"].groups, LABEL_COUNTS: {"counts": torch.full((4,), 1000)}}
+    (state,) = method().absorb(ctx, State(), {**sent, "site-2": replace(sent["site-2"], groups=groups)})
+    assert SEEN[1] == (1, 2)
+    assert state.facts[LABEL_COUNTS] == {**before, "site-2": [50, 1000, 1000, 50]}
+    unseen = f"{data.classes[0]}, {data.classes[3]}"
     assert notes == [
-        f"site-2 tells of images of {unseen} that its model does not show; {lost:,} of its 4,000 images are not counted"
+        f"site-2 tells of images of {unseen} that its model does not show, or did not learn from; 1,900 of its 4,000 "
+        "images are not counted"
     ]
 
 

@@ -51,16 +51,7 @@ from wardround.methods.ensemble import panel_members
 from wardround.methods.oneshot import logits_of, of_noise
 from wardround.methods.personal_prior import Judge, Offer
 from wardround.methods.state import State
-from wardround.methods.trust import (
-    guessed,
-    head_rows,
-    head_strengths,
-    held_to_models,
-    log_shares,
-    plausible,
-    spread,
-    still,
-)
+from wardround.methods.trust import guessed, held_to_model, log_shares, plausible, spread, still
 from wardround.privacy.counts import binned
 from wardround.settings import Frozen, NotNegative, Positive, Share
 from wardround.study import Study
@@ -238,34 +229,35 @@ def seen_by_sites(ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> d
 def _as_models_show(
     ctx: Context, kept: State, counts: Mapping[str, Tensor], silent: Sequence[str]
 ) -> dict[str, Tensor]:
-    """The counts less what the models contradict, which is noted where it is more than a tenth of what a site tells.
-
-    Only networks of one kind are compared.
-    """
-    held, untrained = dict(counts), []
-    for spec in dict.fromkeys(map(ctx.study.spec, counts)):
-        alike = [site for site in counts if ctx.study.spec(site) == spec]
-        claimed = torch.stack([counts[site] for site in alike]).double()
-        rows, strengths = (torch.stack([of(kept.groups[s]) for s in alike]) for of in (head_rows, head_strengths))
-        found = held_to_models(claimed, rows, strengths)
-        said = [of_noise(ctx, Member(spec, dict(kept.groups[site]))) for site in alike]
-        nothing = still(torch.stack([spread(logits) for logits in said]))
-        found[nothing] = 0.0
-        untrained += [site for site, none in zip(alike, nothing.tolist(), strict=True) if none]
-        held |= {site: row.round().long() for site, row in zip(alike, found, strict=True)}
+    """The counts less what the models contradict, which is noted where it is more than a tenth of what a site tells."""
+    held, untrained = {}, _untrained(ctx, kept)
     for site, before in counts.items():
         if site in untrained:
+            held[site] = torch.zeros_like(before)
             ctx.note(f"the model of {site} says nearly the same of every image, as if never trained; it is not heard")
-        elif site not in silent and int(held[site].sum()) < 0.9 * int(before.sum()):
+            continue
+        held[site] = held_to_model(before.double(), kept.groups[site]).round().long()
+        if site not in silent and int(held[site].sum()) < 0.9 * int(before.sum()):
             ctx.note(_doubted(ctx, site, before, held[site]))
     return held
+
+
+def _untrained(ctx: Context, kept: State) -> set[str]:
+    """Sites whose networks tell no image from another, among networks of one kind."""
+    found: set[str] = set()
+    for spec in dict.fromkeys(map(ctx.study.spec, kept.groups)):
+        alike = [site for site in kept.groups if ctx.study.spec(site) == spec]
+        said = [of_noise(ctx, Member(spec, dict(kept.groups[site]))) for site in alike]
+        nothing = still(torch.stack([spread(logits) for logits in said])).tolist()
+        found |= {site for site, none in zip(alike, nothing, strict=True) if none}
+    return found
 
 
 def _doubted(ctx: Context, site: str, before: Tensor, after: Tensor) -> str:
     """What is not believed of a site's counts, in words."""
     classes = ", ".join(ctx.study.classes[c] for c in torch.nonzero(after < before).flatten().tolist())
     images, lost = int(before.sum()), int(before.sum() - after.sum())
-    what = f"{site} tells of images of {classes} that its model does not show"
+    what = f"{site} tells of images of {classes} that its model does not show, or did not learn from"
     return f"{what}; {lost:,} of its {images:,} images are not counted"
 
 
