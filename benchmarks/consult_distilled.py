@@ -59,6 +59,7 @@ def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -
     *_, panel = cell.shared("consult", cell.answers)
     bar = cell.tally(panel).accuracy()
     cell.forget()
+    cell.lessons = {}
     for name, changed in AT_SITES.items():
         made = cell.make(METHOD, **reading, **changed)
         local, everywhere = cell.at_sites(made, ctx, state)

@@ -33,6 +33,7 @@ from wardround.methods.state import State
 from wardround.progress import NO_PROGRESS
 from wardround.settings import overlay, validate
 from wardround.study import Study
+from wardround.tensorfile import canonical
 
 Change = Callable[[Site], Site]
 OWN = "own"  # as methods with something to do at the site call the model that it remembers
@@ -51,6 +52,8 @@ class Cell:
     fits: FitStore
     own: Mapping[str, Any] = field(default_factory=dict)
     answers: dict[str, Bundle] = field(default_factory=dict)
+    # What fits that no store keeps came to, so that readings which differ afterwards alone train once; None: not kept.
+    lessons: dict[str, Outcome] | None = None
     # Of each network on the test images. Networks are held, so that their tensors' addresses stay their own.
     said: dict[tuple[object, ...], tuple[Member, Tensor]] = field(default_factory=dict)
 
@@ -124,6 +127,8 @@ class Cell:
         self.said.clear()
 
     def _outcomes(self, fits: list[Fit]) -> list[Outcome]:
+        if self.lessons is not None and all(fit.key() is None for fit in fits):
+            return self._lessons(fits, self.lessons)
         keys = [fit.key() or "" for fit in fits]
         stored = {key: found for key in keys if key and (found := self.fits.get(key)) is not None}
         todo = [i for i, key in enumerate(keys) if key not in stored]
@@ -132,6 +137,15 @@ class Cell:
             if keys[i] and isinstance(outcome, Fitted):
                 self.fits.put(keys[i], outcome)
         return [new[i] if i in new else stored[key] for i, key in enumerate(keys)]
+
+    def _lessons(self, fits: list[Fit], kept: dict[str, Outcome]) -> list[Outcome]:
+        """Train what is new of fits whose one teacher is the network that they start from."""
+        names = [f"{canonical(fit.ingredients())} {fit.label} {vars(fit.objective)}" for fit in fits]
+        todo = [i for i, name in enumerate(names) if name not in kept]
+        kept |= zip(
+            [names[i] for i in todo], train_many([fits[i] for i in todo], self.device, lambda: None), strict=True
+        )
+        return [kept[name] for name in names]
 
     def _fitted(self, fits: list[Fit]) -> list[Fitted]:
         found = self._outcomes(fits)

@@ -44,6 +44,7 @@ def scripts() -> Iterator[Any]:
             "precision": "synthesis_precision",
             "distilled": "consult_distilled",
             "counts": "counts_from_models",
+            "cells": "trained_cells",
         }
         yield SimpleNamespace(**{short: importlib.import_module(name) for short, name in names.items()})
 
@@ -110,10 +111,22 @@ def test_counts_are_guessed_from_models(scripts: Any, options: list[str], tmp_pa
 
 
 def test_one_network_of_the_panel_serves_all_readings_at_the_sites(
-    scripts: Any, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scripts: Any,
+    options: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    out = tmp_path / "out.json"
+    """And one lesson at each site serves all that differ only in what is made of it."""
+    out, taught = tmp_path / "out.json", []
     readings = ["as in the preset", "without the tally"]
+    train_many = scripts.cells.train_many
+
+    def watched(fits: list[Any], *rest: Any) -> Any:
+        taught.extend(fit.label for fit in fits if fit.label.endswith(", at home"))
+        return train_many(fits, *rest)
+
+    monkeypatch.setattr(scripts.cells, "train_many", watched)
     assert scripts.distilled.main([*options, "--out", str(out), "--readings", *readings]) == 0
     record = json.loads(out.read_text())
     rows = record["entries"]
@@ -125,6 +138,7 @@ def test_one_network_of_the_panel_serves_all_readings_at_the_sites(
     for row in record["summary"]:
         assert row["below"] == pytest.approx(row["mean"]["panel_global"] - row["mean"]["global"])
     assert "| without the tally | new statistics | 1 |" in capsys.readouterr().out
+    assert sorted(taught) == sorted([f"site-{k}, at home" for k in (1, 2, 3)] * len(readings))
 
 
 def test_what_is_won_by_hand(scripts: Any) -> None:
@@ -176,3 +190,12 @@ def test_what_bf16_costs_by_hand(scripts: Any) -> None:
     assert found["standard_deviation"] == pytest.approx(8**0.5)
     last = scripts.precision.markdown({"summary": [found]}).splitlines()[-1]
     assert last == "| fedisca | 2 | 75.0 | 76.0 | -1.0 ± 2.8 | 2.5 |"
+
+
+@pytest.mark.parametrize(("short", "name"), [("distilled", "consult_distilled"), ("counts", "counts_from_models")])
+def test_the_page_of_consult_has_them(scripts: Any, short: str, name: str, tmp_path: Path) -> None:
+    """Fails when results are new; then run the script with --table --page docs/consult.md."""
+    shutil.copy(ROOT / "docs" / "consult.md", tmp_path)
+    results, page = str(ROOT / "papers" / f"{name}.json"), tmp_path / "consult.md"
+    assert getattr(scripts, short).main(["--table", "--out", results, "--page", str(page)]) == 0
+    assert page.read_bytes() == (ROOT / "docs" / "consult.md").read_bytes()

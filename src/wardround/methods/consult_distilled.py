@@ -65,7 +65,7 @@ from wardround.synthesis.student import Student
 
 OWN = "own"
 SEEN = 5  # images from which on a class is the site's own
-LEAST, MOST = 16, 256  # images of each class that the student is shown at the site
+LEAST, MOST = 16, 1024  # images of each class that the student is shown at the site
 RETAKEN, TAUGHT = ", its batch-norm statistics taken anew,", ", taught what the site has seen,"
 
 
@@ -97,7 +97,7 @@ class ConsultDistilled(Distilled):
         averaged: Annotated[float, Field(ge=0, le=1)] = 0.25  # of the epochs, those at the end; 0: the last one alone
         replayed: Annotated[int, Field(ge=0)] = 512  # synthetic images that go home
         retake: bool = True  # batch-norm statistics at the site
-        tune_epochs: Annotated[int, Field(ge=0)] = 10  # of the lesson at the site
+        tune_epochs: Annotated[int, Field(ge=0)] = 20  # of the lesson at the site
         tune_lr: Positive = 1e-2
         tune_share: Share = 0.5  # κ
 
