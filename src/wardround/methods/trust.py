@@ -5,10 +5,9 @@ more than `MOST` times the median of the others' images, nor on many images of a
 a model tells. The head's weights are drawn between ±1/√d, with d features, and features are rectified: an image of
 another class can only lower the weights of a class, an image of its own raises them. So no weight of a class that a
 site never had is above 1/√d, however long it trained, and what the weights of a class are above it, summed
-(`risen`), is roughly proportional to how many images of it there were: on blood cells, retina scans and skin lesions
-these shares are off by 0.12 on average (half of Σ|difference|; 18 partitions, small networks and ResNet-18). What is
-not seen so is a class that the network never learned, or knows by nothing but faint features, as a network with a dozen
-of them may. Whoever makes a model for the purpose can still lie.
+(`risen`), is roughly proportional to how many images of it there were (`benchmarks/counts_from_models.py` says how
+roughly). What is not seen so is a class that the network never learned, or knows by nothing but faint features, as a
+network with a dozen of them may. Whoever makes a model for the purpose can still lie.
 
 Where a site may not or will not tell, its model alone is asked (`guessed`). That this works so well is also a leak: a
 model gives away which classes its site has, and about how many of each.
