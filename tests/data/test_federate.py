@@ -72,7 +72,7 @@ def test_classes_without_images_are_noted() -> None:
     some = dataset(images([0, 1, 2] * 10, classes=4), None, images([0, 3] * 3, classes=4, first=60))
     untrained, untested = (
         "there are no training images of d; no model can know it",
-        "there are no test images of b, c; no accuracy says anything about them",
+        "there are no test images of b, c; global accuracy says nothing about them",
     )
     assert federate(some, rule="iid", sites=3, min_size=1)[0].notes == (untrained, untested)
     assert federate(toy(), rule="iid", sites=4)[0].notes == ()

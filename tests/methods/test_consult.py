@@ -14,9 +14,17 @@ from tiny import context, coordinate, deployed, drive, federation, study, watch_
 from wardround.data.federation import Federation
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.policy import Policy
-from wardround.methods.base import Context, layout_groups, split_groups
+from wardround.methods.base import Context, join_groups, layout_groups, split_groups
 from wardround.methods.class_ensemble import LABEL_COUNTS
-from wardround.methods.consult import Consult, ConsultSettings, common_prior, counts_group, panel_of, told
+from wardround.methods.consult import (
+    Consult,
+    ConsultSettings,
+    common_prior,
+    counts_group,
+    panel_of,
+    seen_by_sites,
+    told,
+)
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.methods.trust import guessed, log_shares
@@ -138,11 +146,8 @@ def test_a_model_that_answers_with_no_numbers_is_refused(skewed: Any) -> None:
     assert notes == ["the model of site-2 is refused: its answers are NaN or infinite"]
 
 
-def test_a_model_that_was_never_trained_is_not_heard(skewed: Any) -> None:
-    """It still gets a place in the panel, where its counts of zero give it no vote.
-
-    These sites have hardly trained, either, so the untrained network's head is made smaller still.
-    """
+def test_a_model_that_was_never_trained_is_refused(skewed: Any) -> None:
+    """These sites have hardly trained, either, so the untrained network's head is made smaller still."""
     data, agreed, sent = skewed
     ctx, notes = listening(data)
     spec = agreed.spec("site-2")
@@ -150,14 +155,45 @@ def test_a_model_that_was_never_trained_is_not_heard(skewed: Any) -> None:
     untrained = layout_groups(spec, {**weights, "head.weight": 0.1 * weights["head.weight"]})
     answers = {**sent, "site-2": replace(sent["site-2"], groups={**sent["site-2"].groups, **untrained})}
     (state,) = method().absorb(ctx, State(), answers)
-    assert state.facts[LABEL_COUNTS]["site-2"] == [0, 0, 0, 0]
-    assert state.facts[LABEL_COUNTS]["site-1"] == told_counts(sent["site-1"])
-    assert notes == ["the model of site-2 says nearly the same of every image, as if never trained; it is not heard"]
-    with_it = method().predictor(ctx, state)
-    others = replace(state, groups={name: state.groups[name] for name in ("site-1", "site-3")})
-    pixels = data.test.images
-    scores = [p.scores(pixels, ctx.device) for p in (with_it, method().predictor(ctx, others))]
-    torch.testing.assert_close(scores[0], scores[1])
+    assert sorted(state.groups) == sorted(state.facts[LABEL_COUNTS]) == ["site-1", "site-3"]
+    words = "the model of site-2 is refused: it says nearly the same of every image, as if never trained"
+    assert notes == [words]
+    distilled = make("consult-distilled", {"epochs": 1, "generator_steps": 1, "kd_steps": 1, "batch": 6, "shots": 1})
+    (*_, after) = distilled.absorb(ctx, State(), answers)
+    assert notes == [words] * 2
+    assert sorted(distilled.counts) == ["site-1", "site-3"]  # type: ignore[attr-defined]
+    assert "student" in after.groups
+
+
+@pytest.mark.parametrize("counts", [[0, 2**63 - 1, 0, 0], [0, 2**62, 2**62, 0]])
+def test_absurd_counts_do_no_more_than_large_ones(skewed: Any, counts: list[int]) -> None:
+    data, _, sent = skewed
+    ctx, notes = listening(data)
+    lie = {**sent["site-2"].groups, LABEL_COUNTS: {"counts": torch.tensor(counts)}}
+    (state,) = method().absorb(ctx, State(), {**sent, "site-2": replace(sent["site-2"], groups=lie)})
+    assert state.facts[LABEL_COUNTS]["site-2"] == [min(n, 2**40) for n in counts]  # of what its model shows
+    assert notes == []
+    assert bool(method().predictor(ctx, state).scores(data.test.images, ctx.device).isfinite().all())
+
+
+@pytest.mark.parametrize("why", ["round", "weights", "noise"])
+def test_networks_that_did_not_begin_anew_are_not_asked_what_they_show(
+    skewed: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, _, sent = skewed
+    ctx, notes = listening(data)
+    lie = {**sent["site-2"].groups, LABEL_COUNTS: {"counts": torch.full((4,), 1000)}}
+    answers = {**sent, "site-2": replace(sent["site-2"], groups=lie)}
+    kept = State({name: join_groups(bundle) for name, bundle in answers.items()})
+    if why == "round":
+        ctx = replace(ctx, round=1)
+    elif why == "weights":
+        model = ctx.study.settings.model.model_copy(update={"weights": "some.safetensors"})
+        ctx = replace(ctx, study=replace(ctx.study, settings=ctx.study.settings.model_copy(update={"model": model})))
+    else:
+        monkeypatch.setattr("wardround.methods.consult.trains_privately", lambda privacy: True)
+    assert seen_by_sites(ctx, kept, answers)["site-2"].tolist() == [1000] * 4
+    assert notes == []
 
 
 def test_counts_below_zero_are_taken_for_none(skewed: Any) -> None:

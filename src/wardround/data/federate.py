@@ -247,7 +247,7 @@ def _class_notes(pools: Sequence[ImageSet], test: ImageSet) -> Iterator[str]:
     trained = torch.stack([pool.counts() for pool in pools]).sum(dim=0)
     for counts, where, therefore in (
         (trained, "training", "no model can know"),
-        (test.counts(), "test", "no accuracy says anything about"),
+        (test.counts(), "test", "global accuracy says nothing about"),
     ):
         empty = [name for name, n in zip(test.classes, counts.tolist(), strict=True) if n == 0]
         them = "it" if len(empty) == 1 else "them"

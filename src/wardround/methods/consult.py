@@ -5,7 +5,7 @@ panel of all models under the rule of `learn/pairs.py`: every pair of classes is
 each as far as it knows them. Votes have each site's own label shares divided out; what is common at all sites together
 is expected a little more, scores + ½·log π, with π the shares of all sites' images (`federation` is the ½). Nothing is
 trained by the coordinator. What a site says to have seen is held to what its model shows, and a model that says the
-same of every image is not heard (`methods/trust.py`).
+same of every image is refused (`methods/trust.py`).
 
 At the site the shared predictor becomes its own, with the site's validation images as the judge:
 - a member that is wrong about what it claims to know is not heard: of the pairs of classes it says to have seen, with
@@ -53,11 +53,13 @@ from wardround.methods.personal_prior import Judge, Offer
 from wardround.methods.state import State
 from wardround.methods.trust import guessed, held_to_model, log_shares, plausible, spread, still
 from wardround.privacy.counts import binned
+from wardround.privacy.plan import trains_privately
 from wardround.settings import Frozen, NotNegative, Positive, Share
 from wardround.study import Study
 
 KNOWN = 10.0  # images of a pair, by the harmonic mean, from which on a member is held to what it says about it
 ASKED = 20  # answers below which a member is not judged
+ABSURD = 2**40  # images, more than which nobody has; sums of more would overflow
 LOUDER = 4.0  # times, from one voice of the site's own model to the next
 
 
@@ -100,6 +102,10 @@ class Consult(ClassEnsemble):
         counts = groups.pop(LABEL_COUNTS)["counts"]
         bundle = ctx.bundle("answer", site.name, {**groups, **told(self.settings.counts, counts)})
         return replace(answer, bundle=bundle)
+
+    def heard(self, ctx: Context, kept: State) -> State:
+        """Without models that were never trained."""
+        return State(trained_alike(ctx, kept.groups))
 
     def seen(self, ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> dict[str, Tensor]:
         """What sites tell, or what their models do."""
@@ -215,7 +221,7 @@ def seen_by_sites(ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> d
             silent.append(site)
             images = int(answers[site].group(SIZE)["images"])
             counts = guessed(weights, images).round().long()
-        found[site] = counts.clamp_min(0)
+        found[site] = counts.clamp(0, ABSURD)
     if silent:
         ctx.note(f"what {', '.join(silent)} trained on was not told, and is guessed from the models alone")
     epsilon = ctx.study.settings.privacy.counts_epsilon
@@ -229,28 +235,32 @@ def seen_by_sites(ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> d
 def _as_models_show(
     ctx: Context, kept: State, counts: Mapping[str, Tensor], silent: Sequence[str]
 ) -> dict[str, Tensor]:
-    """The counts less what the models contradict, which is noted where it is more than a tenth of what a site tells."""
-    held, untrained = {}, _untrained(ctx, kept)
+    """The counts less what the models contradict, which is noted where it is more than a tenth of what a site tells.
+
+    Only networks that began with small random weights, and were trained without noise on them, are asked.
+    """
+    settings = ctx.study.settings
+    if ctx.round > 0 or settings.model.weights is not None or trains_privately(settings.privacy):
+        return dict(counts)
+    held = {}
     for site, before in counts.items():
-        if site in untrained:
-            held[site] = torch.zeros_like(before)
-            ctx.note(f"the model of {site} says nearly the same of every image, as if never trained; it is not heard")
-            continue
         held[site] = held_to_model(before.double(), kept.groups[site]).round().long()
         if site not in silent and int(held[site].sum()) < 0.9 * int(before.sum()):
             ctx.note(_doubted(ctx, site, before, held[site]))
     return held
 
 
-def _untrained(ctx: Context, kept: State) -> set[str]:
-    """Sites whose networks tell no image from another, among networks of one kind."""
-    found: set[str] = set()
-    for spec in dict.fromkeys(map(ctx.study.spec, kept.groups)):
-        alike = [site for site in kept.groups if ctx.study.spec(site) == spec]
-        said = [of_noise(ctx, Member(spec, dict(kept.groups[site]))) for site in alike]
+def trained_alike(ctx: Context, models: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """The models less those that tell no image from another, unlike others of their kind; a note names them."""
+    untrained: set[str] = set()
+    for spec in dict.fromkeys(map(ctx.study.spec, models)):
+        alike = [site for site in models if ctx.study.spec(site) == spec]
+        said = [of_noise(ctx, Member(spec, dict(models[site]))) for site in alike]
         nothing = still(torch.stack([spread(logits) for logits in said])).tolist()
-        found |= {site for site, none in zip(alike, nothing, strict=True) if none}
-    return found
+        untrained |= {site for site, none in zip(alike, nothing, strict=True) if none}
+    for site in sorted(untrained):
+        ctx.note(f"the model of {site} is refused: it says nearly the same of every image, as if never trained")
+    return {site: dict(weights) for site, weights in models.items() if site not in untrained}
 
 
 def _doubted(ctx: Context, site: str, before: Tensor, after: Tensor) -> str:

@@ -4,16 +4,17 @@ Counts are what a panel's votes are weighed by, so they are worth lying about. N
 more than `MOST` times the median of the others' images, nor on many images of a class that its model does not show. For
 a model tells. The head's weights are drawn between ±1/√d, with d features, and features are rectified: an image of
 another class can only lower the weights of a class, an image of its own raises them. So no weight of a class that a
-site never had is above 1/√d, however long it trained, and what the weights of a class are above it, summed
-(`risen`), is roughly proportional to how many images of it there were (`benchmarks/counts_from_models.py` says how
-roughly). What is not seen so is a class that the network never learned, or knows by nothing but faint features, as a
-network with a dozen of them may. Whoever makes a model for the purpose can still lie.
+site never had is above 1/√d, however long it trained with cross-entropy and SGD or Adam (a network that starts from
+others' weights, or has noise added as it trains, is another matter), and what the weights of a class are above it,
+summed (`risen`), is roughly proportional to how many images of it there were (`benchmarks/counts_from_models.py` says
+how roughly). What is not seen so is a class that the network never learned, or knows by nothing but faint features, as
+a network with a dozen of them may. Whoever makes a model for the purpose can still lie.
 
 Where a site may not or will not tell, its model alone is asked (`guessed`). That this works so well is also a leak: a
 model gives away which classes its site has, and about how many of each.
 
 And a model that was never trained has seen nothing, whatever its site tells: it says nearly the same of every image
-(`still`).
+(`still`), at least with batch norm; networks without it differ more in their answers from the beginning.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from wardround.learn.predictor import Member
 
 MOST = 3.0
 SHOWN, DOUBTED = 10.0, 50.0  # times what a model shows of a class, and images that it may fail to learn from
-STILL = 0.02  # of the median of how far networks' answers differ: hundreds of times what untrained ones reach
+STILL = 0.02  # of the median of how far networks' answers differ; untrained ones reach a few thousandths of it
 
 
 def plausible(counts: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ def spread(logits: Tensor) -> Tensor:
 def still(spreads: Tensor) -> Tensor:
     """Which networks say nearly the same of every image: less than `STILL` of the (upper) median of all.
 
-    Untrained networks reach a few thousandths of what trained ones do, on noise as on images. An untrained network
+    Untrained networks with batch norm reach a few thousandths of what trained ones do. An untrained network
     would do harm with its votes: a site's label shares are divided out of them, and it never had them in, so it votes
     for what is rare at its site. Of two networks nobody can say which one is out of line.
     """
