@@ -146,18 +146,27 @@ def test_a_model_that_answers_with_no_numbers_is_refused(skewed: Any) -> None:
     assert notes == ["the model of site-2 is refused: its answers are NaN or infinite"]
 
 
-def test_a_model_that_was_never_trained_is_refused(skewed: Any) -> None:
-    """These sites have hardly trained, either, so the untrained network's head is made smaller still."""
+def test_a_model_that_was_never_trained_is_not_heard(skewed: Any) -> None:
+    """In the panel its counts of zero give it no vote, and the student of the panel does not learn from it.
+
+    These sites have hardly trained, either, so the untrained network's head is made smaller still.
+    """
     data, agreed, sent = skewed
     ctx, notes = listening(data)
     spec = agreed.spec("site-2")
     weights = fresh(spec, torch.Generator().manual_seed(0))
-    untrained = layout_groups(spec, {**weights, "head.weight": 0.1 * weights["head.weight"]})
-    answers = {**sent, "site-2": replace(sent["site-2"], groups={**sent["site-2"].groups, **untrained})}
+    nothing = layout_groups(spec, {**weights, "head.weight": 0.1 * weights["head.weight"]})
+    answers = {**sent, "site-2": replace(sent["site-2"], groups={**sent["site-2"].groups, **nothing})}
     (state,) = method().absorb(ctx, State(), answers)
-    assert sorted(state.groups) == sorted(state.facts[LABEL_COUNTS]) == ["site-1", "site-3"]
-    words = "the model of site-2 is refused: it says nearly the same of every image, as if never trained"
+    assert state.facts[LABEL_COUNTS]["site-2"] == [0, 0, 0, 0]
+    assert state.facts[LABEL_COUNTS]["site-1"] == told_counts(sent["site-1"])
+    words = "the model of site-2 says nearly the same of every image, as if never trained; it is not heard"
     assert notes == [words]
+    with_it = method().predictor(ctx, state)
+    others = replace(state, groups={name: state.groups[name] for name in ("site-1", "site-3")})
+    pixels = data.test.images
+    scores = [p.scores(pixels, ctx.device) for p in (with_it, method().predictor(ctx, others))]
+    torch.testing.assert_close(scores[0], scores[1])
     distilled = make("consult-distilled", {"epochs": 1, "generator_steps": 1, "kd_steps": 1, "batch": 6, "shots": 1})
     (*_, after) = distilled.absorb(ctx, State(), answers)
     assert notes == [words] * 2

@@ -71,13 +71,8 @@ class ClassEnsemble(Panel):
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
         """Keep every usable model, and what its site has seen."""
-        for found in super().absorb(ctx, state, answers):
-            kept = self.heard(ctx, found)
+        for kept in super().absorb(ctx, state, answers):
             yield with_counts(kept, self.seen(ctx, kept, answers))
-
-    def heard(self, ctx: Context, kept: State) -> State:
-        """The models that have a vote: all that can be used."""
-        return kept
 
     def seen(self, ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> dict[str, Tensor]:
         """The counts of every site whose model is kept."""

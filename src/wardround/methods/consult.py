@@ -5,7 +5,7 @@ panel of all models under the rule of `learn/pairs.py`: every pair of classes is
 each as far as it knows them. Votes have each site's own label shares divided out; what is common at all sites together
 is expected a little more, scores + ½·log π, with π the shares of all sites' images (`federation` is the ½). Nothing is
 trained by the coordinator. What a site says to have seen is held to what its model shows, and a model that says the
-same of every image is refused (`methods/trust.py`).
+same of every image has no vote (`methods/trust.py`).
 
 At the site the shared predictor becomes its own, with the site's validation images as the judge:
 - a member that is wrong about what it claims to know is not heard: of the pairs of classes it says to have seen, with
@@ -102,10 +102,6 @@ class Consult(ClassEnsemble):
         counts = groups.pop(LABEL_COUNTS)["counts"]
         bundle = ctx.bundle("answer", site.name, {**groups, **told(self.settings.counts, counts)})
         return replace(answer, bundle=bundle)
-
-    def heard(self, ctx: Context, kept: State) -> State:
-        """Without models that were never trained."""
-        return State(trained_alike(ctx, kept.groups))
 
     def seen(self, ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> dict[str, Tensor]:
         """What sites tell, or what their models do."""
@@ -237,30 +233,31 @@ def _as_models_show(
 ) -> dict[str, Tensor]:
     """The counts less what the models contradict, which is noted where it is more than a tenth of what a site tells.
 
-    Only networks that began with small random weights, and were trained without noise on them, are asked.
+    Of a model that was never trained none count; it stays in the panel, for its site to compare with. What classes it
+    shows is asked only of networks that began with small random weights, and were trained without noise on them.
     """
-    settings = ctx.study.settings
+    settings, held = ctx.study.settings, dict(counts)
+    held |= {site: torch.zeros_like(counts[site]) for site in untrained(ctx, kept.groups)}
     if ctx.round > 0 or settings.model.weights is not None or trains_privately(settings.privacy):
-        return dict(counts)
-    held = {}
-    for site, before in counts.items():
+        return held
+    for site, before in held.items():
         held[site] = held_to_model(before.double(), kept.groups[site]).round().long()
         if site not in silent and int(held[site].sum()) < 0.9 * int(before.sum()):
             ctx.note(_doubted(ctx, site, before, held[site]))
     return held
 
 
-def trained_alike(ctx: Context, models: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """The models less those that tell no image from another, unlike others of their kind; a note names them."""
-    untrained: set[str] = set()
+def untrained(ctx: Context, models: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
+    """Sites whose models tell no image from another, unlike others of their kind; a note names them."""
+    found: list[str] = []
     for spec in dict.fromkeys(map(ctx.study.spec, models)):
         alike = [site for site in models if ctx.study.spec(site) == spec]
         said = [of_noise(ctx, Member(spec, dict(models[site]))) for site in alike]
         nothing = still(torch.stack([spread(logits) for logits in said])).tolist()
-        untrained |= {site for site, none in zip(alike, nothing, strict=True) if none}
-    for site in sorted(untrained):
-        ctx.note(f"the model of {site} is refused: it says nearly the same of every image, as if never trained")
-    return {site: dict(weights) for site, weights in models.items() if site not in untrained}
+        found += [site for site, none in zip(alike, nothing, strict=True) if none]
+    for site in found:
+        ctx.note(f"the model of {site} says nearly the same of every image, as if never trained; it is not heard")
+    return found
 
 
 def _doubted(ctx: Context, site: str, before: Tensor, after: Tensor) -> str:

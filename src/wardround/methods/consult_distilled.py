@@ -50,7 +50,7 @@ from wardround.learn.predictor import Member, Predictor, single
 from wardround.learn.statistics import even_parts, retaken
 from wardround.methods.base import Answer, Context, Work, join_groups
 from wardround.methods.class_ensemble import trained_on
-from wardround.methods.consult import ConsultSettings, counts_group, panel_of, seen_by_sites, told, trained_alike
+from wardround.methods.consult import ConsultSettings, counts_group, panel_of, seen_by_sites, told, untrained
 from wardround.methods.distilled import LARGE, Distilled, Epochs, SynthesisSettings, check_synthesis
 from wardround.methods.home_lesson import HomeLesson
 from wardround.methods.oneshot import logits_of, trained_models
@@ -136,7 +136,9 @@ class ConsultDistilled(Distilled):
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
         """As any distillation, with what each site has seen."""
-        models = trained_alike(ctx, trained_models(ctx, answers))
+        models = trained_models(ctx, answers)
+        for site in untrained(ctx, models):  # nor does it teach
+            del models[site]
         self.counts = seen_by_sites(ctx, State(models), answers)
         yield from super().absorb(ctx, state, {site: answers[site] for site in models})
 
