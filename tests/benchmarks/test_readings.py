@@ -44,6 +44,7 @@ def scripts() -> Iterator[Any]:
             "precision": "synthesis_precision",
             "distilled": "consult_distilled",
             "counts": "counts_from_models",
+            "robust": "consult_robust",
             "cells": "trained_cells",
         }
         yield SimpleNamespace(**{short: importlib.import_module(name) for short, name in names.items()})
@@ -192,7 +193,10 @@ def test_what_bf16_costs_by_hand(scripts: Any) -> None:
     assert last == "| fedisca | 2 | 75.0 | 76.0 | -1.0 ± 2.8 | 2.5 |"
 
 
-@pytest.mark.parametrize(("short", "name"), [("distilled", "consult_distilled"), ("counts", "counts_from_models")])
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [("distilled", "consult_distilled"), ("counts", "counts_from_models"), ("robust", "consult_robust")],
+)
 def test_the_page_of_consult_has_them(scripts: Any, short: str, name: str, tmp_path: Path) -> None:
     """Fails when results are new; then run the script with --table --page docs/consult.md."""
     shutil.copy(ROOT / "docs" / "consult.md", tmp_path)
