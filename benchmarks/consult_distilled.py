@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from experiments import Experiment, Rows, add_options, by_place, main_of
+from experiments import Experiment, Rows, by_place, main_of
 from trained_cells import Cell
 from wardround.methods.state import State
 from wardround.papers.summaries import cells
@@ -96,13 +96,13 @@ EXPERIMENT = Experiment(
 )
 
 
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS)[:1], metavar="READING")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is left, and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add_options(parser, NAME)
-    first = list(READINGS)[:1]
-    parser.add_argument("--readings", nargs="+", choices=READINGS, default=first, metavar="READING")
-    return main_of(EXPERIMENT, parser.parse_args(arguments))
+    return main_of(EXPERIMENT, __doc__, arguments, _options)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments import Experiment, add_options, main_of
+from experiments import Experiment, main_of
 from trained_cells import Cell
 from wardround.audit.roc import roc
 from wardround.data.federation import Site
@@ -119,12 +119,13 @@ EXPERIMENT = Experiment(
 )
 
 
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--classes", type=int, nargs="+", default=[0, 1, 2], help="numbers of the classes held out")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is left, and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add_options(parser, NAME)
-    parser.add_argument("--classes", type=int, nargs="+", default=[0, 1, 2], help="numbers of the classes held out")
-    return main_of(EXPERIMENT, parser.parse_args(arguments))
+    return main_of(EXPERIMENT, __doc__, arguments, _options)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ nothing. A cell is kept in `--out` when it is done and is not done again; traine
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments import Experiment, add_options, main_of
+from experiments import Experiment, main_of
 from trained_cells import Cell
 from wardround.data.federation import Site
 from wardround.exchange.bundle import Bundle
@@ -182,9 +181,7 @@ EXPERIMENT = Experiment(NAME, FIGURES, METHODS, lambda cell, place, options: ent
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is left, and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add_options(parser, NAME)
-    return main_of(EXPERIMENT, parser.parse_args(arguments))
+    return main_of(EXPERIMENT, __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-from experiments import Experiment, Rows, add_options, by_place, main_of
+from experiments import Experiment, Rows, by_place, main_of
 from trained_cells import Cell
 from wardround.exchange.bundle import Bundle
 from wardround.methods.base import join_groups
@@ -79,9 +79,7 @@ EXPERIMENT = Experiment(NAME, FIGURES, (METHOD,), entries, summarise, markdown)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is left, and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add_options(parser, NAME)
-    return main_of(EXPERIMENT, parser.parse_args(arguments))
+    return main_of(EXPERIMENT, __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def by_place(rows: Rows, place: Sequence[str]) -> Iterable[tuple[dict[str, Any],
         yield {**dict(zip(place, key, strict=True)), "seeds": sorted(row["seed"] for row in found)}, found
 
 
-def add_options(parser: argparse.ArgumentParser, name: str) -> None:
+def _add_options(parser: argparse.ArgumentParser, name: str) -> None:
     """Which cells, where results go, and where it runs."""
     parser.add_argument("files", type=Path, nargs="*", help="MedMNIST .npz files")
     parser.add_argument("--out", type=Path, default=Path("papers") / f"{name}.json")
@@ -70,31 +70,33 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("--device", default="auto")
 
 
-def main_of(experiment: Experiment, options: argparse.Namespace) -> int:
-    """Do what is left of the cells, print the table and fill the page where one is named.
+def main_of(
+    experiment: Experiment,
+    about: str | None,
+    arguments: Sequence[str] | None,
+    more: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
+) -> int:
+    """A script's whole work: do what is left of the cells, print the table, fill the page where one is named.
 
-    What a person can mend becomes one line and an exit code.
+    `about` is the script's docstring, `more` adds options of its own. What a person can mend becomes one line and an
+    exit code.
     """
-    code = told(lambda: _start(experiment, options))
-    if code or options.page is None:
-        return code
-    return pages.fill(options.page, {f"{experiment.name}.py": table_of(experiment, options.out)})
-
-
-def table_of(experiment: Experiment, path: Path) -> str:
-    """The table of a file of results, whoever wrote it last."""
-    if not path.exists():
-        raise BadInput(f"{path} holds no results; name the file of an earlier start with --out")
-    record = read_results(path, experiment.name, ("entries",))
-    return experiment.markdown({**record, "summary": experiment.summarise(record["entries"])})
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    _add_options(parser, experiment.name)
+    more(parser)
+    options = parser.parse_args(arguments)
+    return told(lambda: _start(experiment, options))
 
 
 def _start(experiment: Experiment, options: argparse.Namespace) -> int:
-    if options.table:
-        print(table_of(experiment, options.out))
-    else:
+    if not options.table:
         _work(experiment, options, read_results(options.out, experiment.name, ()) if options.out.exists() else {})
-    return 0
+    if not options.out.exists():
+        raise BadInput(f"{options.out} holds no results; name the file of an earlier start with --out")
+    record = read_results(options.out, experiment.name, ("entries",))
+    table = experiment.markdown({**record, "summary": experiment.summarise(record["entries"])})
+    print(table)
+    return 0 if options.page is None else pages.fill(options.page, {f"{experiment.name}.py": table})
 
 
 def _work(experiment: Experiment, options: argparse.Namespace, record: dict[str, Any]) -> None:
@@ -123,7 +125,6 @@ def _work(experiment: Experiment, options: argparse.Namespace, record: dict[str,
             record["summary"] = experiment.summarise(record["entries"])
             keep(options.out, record)
             print(f"{time.monotonic() - began:.0f} s: {place}", flush=True)
-    print(experiment.markdown(record))
 
 
 def _settings(tree: Mapping[str, Any], method: str) -> dict[str, Any]:

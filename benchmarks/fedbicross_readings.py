@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from experiments import Experiment, Rows, add_options, by_place, main_of
+from experiments import Experiment, Rows, by_place, main_of
 from one_shot_summary import NONE
 from trained_cells import Cell
 from wardround.learn.predictor import single
@@ -131,13 +131,14 @@ EXPERIMENT = Experiment(
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is left, and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add_options(parser, NAME)
+def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS), metavar="READING")
     parser.add_argument("--personal", nargs="+", choices=PERSONAL, default=list(PERSONAL), metavar="READING")
-    return main_of(EXPERIMENT, parser.parse_args(arguments))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what is left, and print the table."""
+    return main_of(EXPERIMENT, __doc__, arguments, _options)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from dataclasses import replace
 from statistics import mean, stdev
 from typing import Any
 
-from experiments import Experiment, Rows, add_options, main_of
+from experiments import Experiment, Rows, main_of
 from trained_cells import Cell, shared_predictor
 from wardround.methods.base import Context
 from wardround.methods.state import State
@@ -95,12 +95,13 @@ EXPERIMENT = Experiment(
 )
 
 
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--method", choices=METHODS, default=METHODS[0])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is left, and print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add_options(parser, NAME)
-    parser.add_argument("--method", choices=METHODS, default=METHODS[0])
-    return main_of(EXPERIMENT, parser.parse_args(arguments))
+    return main_of(EXPERIMENT, __doc__, arguments, _options)
 
 
 if __name__ == "__main__":
