@@ -14,11 +14,12 @@ import torch
 
 from tiny import context, drive, federation, images, study
 from wardround.exchange.bundle import Bundle
+from wardround.measure import calibration_error, count_answers
 from wardround.methods.registry import make
 from wardround.methods.state import State
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("robust", "heldout", "picture", "balance")
+NAMES = ("robust", "heldout", "calibration", "picture", "balance")
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +33,15 @@ def scripts() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three classes of eight-pixel images that tell by their brightness."""
+    return _blobs(tmp_path_factory.mktemp("data") / "blobs.npz", 240)
+
+
+def _blobs(path: Path, train: int) -> Path:
     draw, arrays = np.random.default_rng(0), {}
-    for part, n in (("train", 240), ("val", 30), ("test", 60)):
+    for part, n in (("train", train), ("val", 30), ("test", 60)):
         labels = np.arange(n) % 3
         pixels = draw.integers(0, 60, (n, 8, 8, 3)) + 80 * labels.reshape(-1, 1, 1, 1)
         arrays |= {f"{part}_images": pixels.astype(np.uint8), f"{part}_labels": labels.reshape(-1, 1)}
-    path = tmp_path_factory.mktemp("data") / "blobs.npz"
     np.savez(path, **arrays)
     return path
 
@@ -104,6 +108,29 @@ def test_a_class_that_the_set_does_not_have(
     arguments = [str(blobs), *OPTIONS, "--out", str(tmp_path / "out.json"), "--classes", number]
     assert scripts.heldout.main(arguments) == 2
     assert f"there is no class {number} to hold out; name some of 0 to 2 with --classes" in capsys.readouterr().err
+
+
+def test_calibration_before_and_after(scripts: Any, tmp_path: Path, capsys: Any) -> None:
+    out, blobs = tmp_path / "out.json", _blobs(tmp_path / "blobs.npz", 900)  # with validation images enough to fit
+    assert scripts.calibration.main([str(blobs), *OPTIONS, "--out", str(out)]) == 0
+    (row,) = json.loads(out.read_text())["entries"]
+    assert set(row["figures"]) == set(scripts.calibration.FIGURES)
+    assert all(0 <= error <= 1 for error in row["figures"].values())
+    assert row["figures"]["before_local"] != row["figures"]["after_local"]
+    assert "| blobs | 0.5 | 1 |" in capsys.readouterr().out
+
+
+def test_calibration_error_where_classes_weigh_otherwise(scripts: Any) -> None:
+    labels = torch.tensor([0, 0, 1, 1])
+    # Right with 0.9, right with 0.6, wrong with 0.9, right with 0.6: two bins.
+    scores = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.9, 0.1], [0.4, 0.6]]).log()
+    plain = count_answers(scores, labels, 2)
+    error = scripts.calibration.weighted_error(scores, labels, torch.tensor([0.5, 0.5]))
+    assert error == pytest.approx(abs(0.5 - 0.9) * 0.5 + (1 - 0.6) * 0.5)
+    assert error == pytest.approx(calibration_error(plain.bins))
+    # Nine of ten patients of the first class: 0.45 and 0.05 in each bin.
+    error = scripts.calibration.weighted_error(scores, labels, torch.tensor([0.9, 0.1]))
+    assert error == pytest.approx(abs(0.45 * 0.1 - 0.05 * 0.9) + 0.4 * 0.5)
 
 
 # What a bad site sends ------------------------------------------------------------------------------------------------
