@@ -1,8 +1,8 @@
 """Whether `consult` knows what it does not know: images of a class that no site has trained on.
 
 In each cell (a set, a level of skew, a seed, a class) the images of one class are taken from all sites before they
-train. Then the test images of that class are shown among the others. The score is a predictor's familiarity, its
-highest score before the prior (`Predictor.familiarity`), beside it its highest probability. Figures are the area under
+train. Then the test images of that class are shown among the others. The score is a predictor's familiarity
+(`Predictor.familiarity`), beside it its highest probability. Figures are the area under
 the ROC curve with which it tells known from held-out images and, of what sites deploy, the shares of known and of
 held-out test images that are marked as unfamiliar. A cell is kept in `--out` when it is done and is not done again;
 trained models wait in `--work`.
@@ -65,13 +65,12 @@ def figures(cell: Cell, method: str, held_out: Tensor) -> dict[str, float | None
     def area(familiar: Tensor) -> float:
         return roc(familiar[~held_out], familiar[held_out]).auc
 
-    scores = cell.scores(shared)
     found: dict[str, float | None] = {
-        "auroc": area(shared.familiarity(scores)),
-        "probability_auroc": area(scores.softmax(dim=1).amax(dim=1)),
-        "personal_auroc": mean(area(predictor.familiarity(cell.scores(predictor))) for predictor in own),
+        "auroc": area(shared.familiarity(cell.logits(shared))),
+        "probability_auroc": area(cell.scores(shared).softmax(dim=1).amax(dim=1)),
+        "personal_auroc": mean(area(predictor.familiarity(cell.logits(predictor))) for predictor in own),
     }
-    marks = [below for p in own if (below := p.unfamiliar(cell.scores(p))) is not None]
+    marks = [below for p in own if (below := p.unfamiliar(cell.logits(p))) is not None]
     for name, images in (("marked_known", ~held_out), ("marked_held_out", held_out)):
         found[name] = mean(float(below[images].double().mean()) for below in marks) if marks else None
     return {name: None if value is None else round(value, 6) for name, value in found.items()}

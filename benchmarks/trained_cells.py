@@ -93,16 +93,19 @@ class Cell:
             found[name] = predictor
         return found
 
-    def scores(self, predictor: Predictor) -> Tensor:
-        """On the test images; each network is run once, whoever asks."""
+    def logits(self, predictor: Predictor) -> list[Tensor]:
+        """Of its networks on the test images; each is run once, whoever asks."""
         precision = self.study.settings.train.precision
         for member in predictor.members:
             if member.identity() not in self.said:
                 pixels = self.data.test.images
                 outputs = network_outputs(member.spec, member.weights, pixels, self.device.torch, precision)
                 self.said[member.identity()] = member, outputs.logits.float().cpu()
-        logits = [self.said[member.identity()][1] for member in predictor.members]
-        return predictor.combined(logits, len(self.data.test))
+        return [self.said[member.identity()][1] for member in predictor.members]
+
+    def scores(self, predictor: Predictor) -> Tensor:
+        """On the test images."""
+        return predictor.combined(self.logits(predictor), len(self.data.test))
 
     def tally(self, predictor: Predictor) -> Tally:
         """Its right answers on the test images."""

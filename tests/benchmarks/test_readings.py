@@ -45,6 +45,8 @@ def scripts() -> Iterator[Any]:
             "distilled": "consult_distilled",
             "counts": "counts_from_models",
             "robust": "consult_robust",
+            "calibration": "consult_calibration",
+            "heldout": "consult_heldout",
             "cells": "trained_cells",
         }
         yield SimpleNamespace(**{short: importlib.import_module(name) for short, name in names.items()})
@@ -195,7 +197,13 @@ def test_what_bf16_costs_by_hand(scripts: Any) -> None:
 
 @pytest.mark.parametrize(
     ("short", "name"),
-    [("distilled", "consult_distilled"), ("counts", "counts_from_models"), ("robust", "consult_robust")],
+    [
+        ("distilled", "consult_distilled"),
+        ("counts", "counts_from_models"),
+        ("robust", "consult_robust"),
+        ("calibration", "consult_calibration"),
+        ("heldout", "consult_heldout"),
+    ],
 )
 def test_the_page_of_consult_has_them(scripts: Any, short: str, name: str, tmp_path: Path) -> None:
     """Fails when results are new; then run the script with --table --page docs/consult.md."""

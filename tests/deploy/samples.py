@@ -96,7 +96,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "voices": torch.tensor([4.0, 1.0], dtype=torch.float64),
         "sharpness": torch.tensor(4.0, dtype=torch.float64),
         "log_prior": torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log(),
-        "floor": torch.tensor(5.0, dtype=torch.float64),
+        "least_familiar": torch.tensor(0.5, dtype=torch.float64),
     },
 }
 PREDICTORS: dict[str, Predictor] = {

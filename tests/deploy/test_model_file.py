@@ -176,8 +176,8 @@ def test_weights_that_are_no_numbers_are_refused_when_read_and_when_written(valu
         ("voices", torch.tensor([1.0, 0.0]), "voices of the model holds a number that is not above 0"),
         ("sharpness", torch.ones(1), "sharpness of the model has shape (1,)"),
         ("sharpness", torch.tensor(-1.0), "sharpness of the model holds a number that is not above 0"),
-        ("floor", torch.ones(1), "floor of the model has shape (1,)"),
-        ("floor", torch.tensor(float("nan")), "floor of the model holds NaN"),
+        ("least_familiar", torch.ones(1), "least_familiar of the model has shape (1,)"),
+        ("least_familiar", torch.tensor(float("nan")), "least_familiar of the model holds NaN"),
     ],
 )
 def test_what_members_are_combined_with_must_fit(name: str, tensor: torch.Tensor, says: str, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from wardround.deploy.about import Task
 from wardround.deploy.onnx_file import OnnxModel, largest_difference, make_onnx
 from wardround.errors import BadInput
 from wardround.learn.device import Device
-from wardround.learn.predictor import Member, Predictor, single
+from wardround.learn.predictor import Member, Predictor, member_logits, single
 from wardround.models import NetSpec, names
 from wardround.tensorfile import canonical
 
@@ -55,15 +55,16 @@ def test_every_kind_of_predictor_gives_the_same_probabilities(name: str) -> None
 
 def test_what_is_unfamiliar_is_a_second_output() -> None:
     predictor, images = PREDICTORS["pairs"], noise(9, panel_about().task)
-    scores = predictor.scores(images, Device(torch.device("cpu"), 1))
-    floor = predictor.familiarity(scores).median().double() + 1e-6  # so that some are and some are not
-    model = OnnxModel(make_onnx(replace(predictor, floor=floor), panel_about().record), "it")
+    familiarity = predictor.familiarity(member_logits(predictor.members, images, Device(torch.device("cpu"), 1)))
+    least = familiarity.median().double() + 1e-6  # so that some are and some are not
+    model = OnnxModel(make_onnx(replace(predictor, least_familiar=least), panel_about().record), "it")
     _, unfamiliar = model.answer(images)
     assert unfamiliar is not None
-    assert unfamiliar.tolist() == (predictor.familiarity(scores) < floor).tolist()
+    assert unfamiliar.tolist() == (familiarity < least).tolist()
     assert 0 < int(unfamiliar.sum()) < 9
     assert model.answer(images[:1])[1] is not None
-    assert OnnxModel(make_onnx(replace(predictor, floor=None), panel_about().record), "it").answer(images)[1] is None
+    silent = OnnxModel(make_onnx(replace(predictor, least_familiar=None), panel_about().record), "it")
+    assert silent.answer(images)[1] is None
 
 
 def network(name: str) -> Member:

@@ -60,11 +60,11 @@ def test_the_probabilities_worked_out_by_hand(which: str, model: Path, scans: Pa
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "model.onnx"])
-def test_images_below_the_floor_are_marked(file: str, scans: Path, tmp_path: Path) -> None:
+def test_images_that_are_not_familiar_are_marked(file: str, scans: Path, tmp_path: Path) -> None:
     """The highest score is h·log 3 with h = grey/127.5 - 1 or 0: 0, 0, 0.004, 0.62, 1.10. A prior changes no mark."""
     if file == "model.onnx":
         pytest.importorskip("onnxruntime", reason="needs the extra [onnx]")
-    predictor = replace(bright(), floor=torch.tensor(0.6), log_prior=torch.tensor([5.0, 5.0]))
+    predictor = replace(bright(), least_familiar=torch.tensor(0.6), log_prior=torch.tensor([5.0, 5.0]))
     card = export(predictor, tmp_path / "model", ABOUT, made=MADE).card
     assert card.marks
     assert not export(bright(), tmp_path / "plain", ABOUT, made=MADE).card.marks

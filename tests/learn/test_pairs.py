@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from wardround.learn.device import Device
-from wardround.learn.pairs import bounded, harmonic, pair_scores, pair_wins, shares
+from wardround.learn.pairs import bounded, familiarity, harmonic, pair_scores, pair_wins, shares
 from wardround.learn.predictor import Predictor
 
 CPU = Device(torch.device("cpu"), 1)
@@ -54,6 +54,26 @@ def test_two_networks_by_hand() -> None:
     found = pair_scores(logits, double([6, 3], [6, 0]), log([0.5, 0.5], [0.5, 0.5]), 1.0, 6.0)
     first = (3 + 6 * 19 / 29) / 10
     assert found[0].tolist() == pytest.approx([first, 1 - first])
+
+
+def test_how_familiar_an_image_is_by_hand() -> None:
+    """The two networks above: S = (19/40, 1/4), the mean of all is (19/40, 21/40), so 0.475 for class 0.
+
+    Where the second, who never saw class 1, is as loud as three: S_0 = 3/16 + 3/20. A third that has seen nothing is
+    not asked, and one that answers NaN is taken to say what its site's images say.
+    """
+    logits, even = torch.stack([log([3 / 4, 1 / 4]), log([1 / 5, 4 / 5])]), log([0.5, 0.5], [0.5, 0.5])
+    seen = double([6, 3], [6, 0])
+    assert familiarity(logits, seen, even, 6.0).tolist() == pytest.approx([19 / 40])
+    louder = familiarity(logits, seen, even, 100.0, double(1, 3))
+    assert louder.tolist() == pytest.approx([0.75 * (3 / 16 + 3 / 20) + 0.25 * 19 / 40])
+    third = torch.cat([logits, log([[1 / 100, 99 / 100]])])
+    none = torch.cat([seen, double([0, 0])])
+    assert familiarity(third, none, torch.cat([even, even[:1]]), 6.0).tolist() == pytest.approx([19 / 40])
+    nan = torch.stack([logits[0], torch.full((1, 2), math.nan, dtype=torch.float64)])
+    said = torch.stack([logits[0], log([2 / 3, 1 / 3])])
+    prior = log([0.5, 0.5], [2 / 3, 1 / 3])
+    torch.testing.assert_close(familiarity(nan, seen, prior, 6.0), familiarity(said, seen, prior, 6.0))
 
 
 def test_the_prior_is_divided_out_and_votes_are_tempered() -> None:

@@ -408,7 +408,7 @@ def test_a_site_without_validation_images(skewed: Any) -> None:
         "site-1 has no validation images: it takes the shared predictor with its own prior, tempered by 1.00, as "
         "nothing can be measured"
     ]
-    assert predictor.floor is None
+    assert predictor.least_familiar is None
 
 
 # Every shape of study -------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_a_site_lowers_the_class_that_is_named_too_readily() -> None:
         "100.0%)"
     )
     assert found.accuracy == 1
-    assert found.predictor.floor is not None
+    assert found.predictor.least_familiar is None  # nobody said how familiar these images are
 
 
 def test_more_of_the_prior_is_taken_where_no_class_can_be_lowered() -> None:
@@ -233,14 +233,14 @@ def test_a_site_that_needs_nothing_of_its_prior() -> None:
     judge = Judge(site([0, 1] * 10, [0] * 5 + [1]), None, calibrate=False)
     found = judge.choose([Offer(SHARED, many([2, 0], [0, 1]))], (OWN, many([1, 0], [1, 0])))
     assert found.words == "takes the shared predictor as it is (100.0% of 20 validation images, its own model 50.0%)"
-    assert replace(found.predictor, floor=None) == SHARED  # and its card does not speak of class shares
+    assert replace(found.predictor, least_familiar=None) == SHARED  # and its card does not speak of class shares
 
 
 def test_a_site_keeps_its_own_model_where_nothing_is_enough() -> None:
     """What is called 1 rightly by 1 is lost before what is called 1 wrongly by 99 is won."""
     judge = Judge(site([0, 1] * 10, [0] * 5 + [1]), None, calibrate=False)
     found = judge.choose([Offer(SHARED, many([0, 99], [0, 1]))], (OWN, many([1, 0], [0, 1])))
-    assert replace(found.predictor, floor=None) == Predictor(2, (OWN,))
+    assert replace(found.predictor, least_familiar=None) == Predictor(2, (OWN,))
     assert found.words == (
         "keeps its own model: the shared predictor, whatever the site expects, is right on 50.0% at most, its own on "
         "more (100.0% of 20 validation images)"
@@ -386,25 +386,25 @@ def test_a_handful_of_images_is_not_calibrated_on(n: int) -> None:
 def test_from_where_on_an_image_is_familiar() -> None:
     """Of 21 right answers the 5 % quantile is the second least familiar; 19 cannot tell."""
     familiarity = double(9, *range(20, 40))
-    floor = lowest_familiar(familiarity)
-    assert floor is not None
-    assert float(floor) == 20
+    least = lowest_familiar(familiarity)
+    assert least is not None
+    assert float(least) == 20
     assert lowest_familiar(familiarity[2:]) is None
 
 
-def test_a_site_finds_the_floor_on_what_it_answers_right_without_its_prior() -> None:
+def test_a_site_finds_what_is_familiar_on_what_it_answers_right() -> None:
     """Right answers score 1 to 21 before the prior, one wrong one scores 0.5: the second lowest right one is 2."""
     scores = double(*([float(n), 0.0] for n in range(1, 22)), [0.5, 0.0])
     labels = [0] * 21 + [1]
-    found = Judge(site(labels, [0] * 5 + [1]), 1.0, calibrate=False).choose([Offer(SHARED, scores)], None).predictor
-    assert found.floor is not None
-    assert float(found.floor) == pytest.approx(2)
-    marks = found.unfamiliar(scores + found.log_prior)
+    offer = Offer(SHARED, scores, familiar=SHARED.familiarity([scores]))
+    found = Judge(site(labels, [0] * 5 + [1]), 1.0, calibrate=False).choose([offer], None).predictor
+    assert found.least_familiar is not None
+    assert float(found.least_familiar) == pytest.approx(2)
+    marks = found.unfamiliar([scores])
     assert marks is not None
     assert marks.tolist() == [True, *[False] * 20, True]
-    assert SHARED.unfamiliar(scores) is None
-    sharp = Judge(site(labels, [0] * 5 + [1]), 1.0, calibrate=True).choose([Offer(SHARED, scores)], None).predictor
+    assert SHARED.unfamiliar([scores]) is None
+    sharp = Judge(site(labels, [0] * 5 + [1]), 1.0, calibrate=True).choose([offer], None).predictor
     assert sharp.sharpness is not None
-    assert sharp.floor is not None
     assert float(sharp.sharpness) != 1
-    assert float(sharp.floor) == pytest.approx(2 * float(sharp.sharpness))  # in the scores as they are now
+    assert sharp.least_familiar == found.least_familiar  # whatever its sharpness

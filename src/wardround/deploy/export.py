@@ -69,7 +69,7 @@ def export(
             about=about,
             networks=tuple(member.spec.describe() for member in predictor.members),
             combination=combination(predictor),
-            marks=predictor.floor is not None,
+            marks=predictor.least_familiar is not None,
             versions=_versions(data is not None),
             files=written,
             onnx=check,

@@ -17,7 +17,7 @@ from wardround.deploy.model_file import read_model
 from wardround.deploy.onnx_file import OnnxModel
 from wardround.errors import BadInput
 from wardround.learn.device import Device, find_device
-from wardround.learn.predictor import Predictor
+from wardround.learn.predictor import Predictor, member_logits
 
 
 class Model(Protocol):
@@ -43,9 +43,10 @@ class PredictorModel:
     device: Device
 
     def answer(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The softmax of the scores, and what they say of the images."""
-        scores = self.predictor.scores(images, self.device)
-        return scores.softmax(dim=1), self.predictor.unfamiliar(scores)
+        """The softmax of the scores, and what the networks say of the images."""
+        logits = member_logits(self.predictor.members, images, self.device)
+        scores = self.predictor.scores_of(logits, len(images))
+        return scores.softmax(dim=1), self.predictor.unfamiliar(logits)
 
 
 def open_model(path: Path, device: str = "auto") -> Model:

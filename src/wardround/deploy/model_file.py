@@ -112,7 +112,7 @@ def _check_extras(predictor: Predictor) -> None:
         "votes": ((2,),),
         "voices": ((members,),),
         "sharpness": ((),),
-        "floor": ((),),
+        "least_familiar": ((),),
     }
     if predictor.combine == "pairs":
         shapes["trust"] = ((members, classes),)

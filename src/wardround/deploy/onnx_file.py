@@ -50,8 +50,8 @@ class _WithPixels(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """Probabilities `(n, classes)` and, where it can tell, whether images are unfamiliar."""
         seen = normalise(pixels.clone())
-        scores = self.predictor.combined([net(seen) for net in self.members], pixels.shape[0])
-        unfamiliar = self.predictor.unfamiliar(scores)
+        logits = [net(seen) for net in self.members]
+        scores, unfamiliar = self.predictor.combined(logits, pixels.shape[0]), self.predictor.unfamiliar(logits)
         return (scores.softmax(dim=1), *([] if unfamiliar is None else [unfamiliar.float()]))
 
 
@@ -71,7 +71,7 @@ def make_onnx(predictor: Predictor, record: ModelRecord) -> bytes:
             opset_version=OPSET,
             verbose=False,
             input_names=[INPUT],
-            output_names=[OUTPUT, *([] if predictor.floor is None else [UNFAMILIAR])],
+            output_names=[OUTPUT, *([] if predictor.least_familiar is None else [UNFAMILIAR])],
             dynamic_shapes=({0: torch.export.Dim(COUNT)},),
         )
     if program is None:

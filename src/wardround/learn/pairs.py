@@ -27,6 +27,7 @@ from torch import Tensor
 
 TEMPERATURE, DOUBT = 3.0, 100.0
 TINY = 1e-9
+KNOWERS = 0.75  # of how familiar an image is, what those say who have seen its class
 
 
 class Tally(NamedTuple):
@@ -49,7 +50,7 @@ def tallied(
 ) -> Tally:
     """How the votes fall."""
     loud = (counts.new_ones(len(counts)) if voices is None else voices.to(counts)).view(-1, 1, 1)
-    logits = torch.where(logits.isfinite().all(dim=2, keepdim=True), logits, log_prior.to(logits).unsqueeze(1))
+    logits = _finite(logits, log_prior)
     claims = (logits.softmax(dim=2) * shares(counts, doubt, loud[:, 0]).unsqueeze(1)).sum(dim=0)
     weights = loud * bounded(harmonic(counts), doubt)
     won = torch.zeros_like(claims).unsqueeze(2)
@@ -64,6 +65,27 @@ def decided(tally: Tally, doubt: float) -> Tensor:
     unknown = claims.unsqueeze(2) / (claims.unsqueeze(2) + claims.unsqueeze(1))  # f
     among_others = 1 - torch.eye(classes, dtype=claims.dtype, device=claims.device)
     return ((tally.won + doubt * unknown) / (tally.known + doubt) * among_others).sum(dim=2)
+
+
+def familiarity(
+    logits: Tensor, counts: Tensor, log_prior: Tensor, doubt: float, voices: Tensor | None = None
+) -> Tensor:
+    """How much an image looks like something seen: max_c ¾·S_c + ¼·mean_k p_k(c|x), `(n,)`.
+
+    It does where those who have seen a class say that it is this, and the more so the fewer others are sure of
+    something else. Networks that have seen nothing are not asked.
+    """
+    probabilities = _finite(logits, log_prior).softmax(dim=2)
+    loud = 1.0 if voices is None else voices.to(counts).unsqueeze(1)
+    claims = (probabilities * shares(counts, doubt, loud).unsqueeze(1)).sum(dim=0)
+    asked = (counts.sum(dim=1) > 0).to(logits)
+    plain = (probabilities * asked.view(-1, 1, 1)).sum(dim=0) / asked.sum().clamp_min(1)
+    return (KNOWERS * claims + (1 - KNOWERS) * plain).amax(dim=1)
+
+
+def _finite(logits: Tensor, log_prior: Tensor) -> Tensor:
+    """What a network says that has NaN or infinity for an answer: that it cannot tell."""
+    return torch.where(logits.isfinite().all(dim=2, keepdim=True), logits, log_prior.to(logits).unsqueeze(1))
 
 
 def harmonic(counts: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from wardround.learn import pairs
 from wardround.learn.device import Device
 from wardround.learn.evaluate import batch_size, network_outputs
-from wardround.learn.pairs import pair_scores
 from wardround.models import NetSpec, Weights
 from wardround.progress import NO_PROGRESS, Silent
 from wardround.tensorfile import Groups
@@ -24,7 +24,7 @@ from wardround.tensorfile import Groups
 Measure = Literal["entropy", "margin", "maximum"]
 Combine = Literal["logits", "softmax", "pairs", Measure]
 # What members are combined with, and from where on an image is familiar.
-EXTRAS = ("trust", "log_prior", "member_log_prior", "votes", "voices", "sharpness", "floor")
+EXTRAS = ("trust", "log_prior", "member_log_prior", "votes", "voices", "sharpness", "least_familiar")
 ROWS = 4096  # images whose votes are combined at once: pairs of classes take memory
 UNSURE = 1e-6  # the vote of a member that is not sure at all, so that members of whom none is sure vote alike
 
@@ -50,8 +50,8 @@ class Predictor:
     trust times confidence, image by image. `member_log_prior` `(members, classes)` is subtracted from the members'
     logits first. `pairs` is the rule of `learn/pairs.py`: trust is how many images of each class a member has seen,
     `votes` the rule's temperature and doubt, `voices` how loud each member is. With no members the scores are the prior
-    alone: a constant predictor. An image whose familiarity is below `floor` is unlike what its sites have seen; None:
-    it cannot tell.
+    alone: a constant predictor. An image whose familiarity is below `least_familiar` is unlike what the networks were
+    trained on; None: it cannot tell.
     """
 
     classes: int
@@ -63,7 +63,7 @@ class Predictor:
     votes: Tensor | None = None
     voices: Tensor | None = None
     sharpness: Tensor | None = None
-    floor: Tensor | None = None
+    least_familiar: Tensor | None = None
 
     def scores(self, images: Tensor, device: Device, precision: str = "fp32", progress: Silent = NO_PROGRESS) -> Tensor:
         """Scores of uint8 images: float32 on the CPU; the largest is the predicted class."""
@@ -85,18 +85,23 @@ class Predictor:
             scores = scores * self.sharpness.float().cpu()
         return scores if self.log_prior is None else scores + self.log_prior.float().cpu()
 
-    def familiarity(self, scores: Tensor) -> Tensor:
-        """Of images with these scores: the highest score before the prior, `(n,)`.
+    def familiarity(self, logits: list[Tensor]) -> Tensor:
+        """Of images, from the members' logits: the highest score before sharpness and prior, `(n,)`.
 
-        A network that has seen nothing like an image has a high logit for no class, and of networks that vote on pairs
-        none has a class that wins against all others; probabilities, which sum to 1, hide both.
+        A network that has seen nothing like an image has a high logit for no class; probabilities, which sum to 1, hide
+        it. Networks that vote on pairs have a measure of their own (`pairs.familiarity`): some class always wins.
         """
-        before = scores if self.log_prior is None else scores - self.log_prior.to(scores)
-        return before.amax(dim=1)
+        stacked = torch.stack(logits)
+        if self.combine != "pairs":
+            return self._mean(stacked).amax(dim=1)
+        trust, prior, (_, doubt) = self._voting()
+        return pairs.familiarity(stacked, trust, prior, doubt, self.voices)
 
-    def unfamiliar(self, scores: Tensor) -> Tensor | None:
+    def unfamiliar(self, logits: list[Tensor]) -> Tensor | None:
         """Which images are unlike what the networks were trained on, bool `(n,)`; None where it cannot tell."""
-        return None if self.floor is None else self.familiarity(scores) < self.floor.to(scores)
+        if self.least_familiar is None or not logits:
+            return None
+        return self.familiarity(logits) < self.least_familiar.to(logits[0])
 
     def _mean(self, logits: Tensor) -> Tensor:
         """Over the first axis of `(members, n, classes)`."""
@@ -113,11 +118,14 @@ class Predictor:
         return (probabilities * _shares(trust)).sum(dim=0).clamp_min(1e-12).log()
 
     def _by_pairs(self, logits: Tensor) -> Tensor:
+        trust, prior, (temperature, doubt) = self._voting()
+        return pairs.pair_scores(logits, trust, prior, temperature, doubt, self.voices)
+
+    def _voting(self) -> tuple[Tensor, Tensor, list[float]]:
+        """Trust, the members' priors, and the rule's temperature and doubt."""
         if self.trust is None or self.member_log_prior is None or self.votes is None:
             raise ValueError("votes on pairs need trust, member_log_prior and votes")
-        temperature, doubt = self.votes.tolist()
-        trust, prior = self.trust.float().cpu(), self.member_log_prior.float().cpu()
-        return pair_scores(logits, trust, prior, temperature, doubt, self.voices)
+        return self.trust.float().cpu(), self.member_log_prior.float().cpu(), self.votes.tolist()
 
     def identity(self) -> tuple[object, ...]:
         """Equal for predictors whose members are the same tensors, combined the same way.

@@ -135,14 +135,15 @@ class Consult(ClassEnsemble):
 
     def _offers(self, panel: Predictor, said: list[Tensor], own: int | None) -> list[Offer]:
         """The panel as it is, then with the site's own member louder and louder."""
-        found = [Offer(panel, panel.combined(said, len(said[0])).double())]
+        found = [Offer(panel, panel.combined(said, len(said[0])).double(), familiar=panel.familiarity(said))]
         voice = LOUDER
         while own is not None and voice <= self.settings.own_voice:
             voices = torch.ones(len(said), dtype=torch.float64)
             voices[own] = voice
             louder = replace(panel, voices=voices)
             words = f", its own model's votes counted {voice:g} times,"
-            found.append(Offer(louder, louder.combined(said, len(said[0])).double(), words))
+            scores = louder.combined(said, len(said[0])).double()
+            found.append(Offer(louder, scores, words, louder.familiarity(said)))
             voice *= LOUDER
         return found
 

@@ -190,10 +190,14 @@ class ConsultDistilled(Distilled):
             return predictor
         own = Member(ctx.study.spec(site.name), dict(memory.groups[OWN])) if OWN in memory.groups else None
         bar = None if own is None else (own, logits_of(ctx, own, site.val.images))
-        offers = [Offer(form, logits_of(ctx, form.members[0], site.val.images).double(), how) for form, how in forms]
+        offers = [self._offer(ctx, site, form, how) for form, how in forms]
         chosen, words, _ = judge.choose(offers, bar)
         ctx.note(f"{site.name} {words}")
         return chosen
+
+    def _offer(self, ctx: Context, site: Site, form: Predictor, how: str) -> Offer:
+        said = logits_of(ctx, form.members[0], site.val.images)
+        return Offer(form, said.double(), how, form.familiarity([said]))
 
     def _forms(self, ctx: Context, site: Site, delivered: Bundle) -> Work[list[tuple[Predictor, str]]]:
         """The student as it came, and before it the forms that it takes at the site, the last one first."""

@@ -33,11 +33,15 @@ FAMILIAR, ENOUGH = 0.05, 20  # the share of right answers that may be called unf
 
 
 class Offer(NamedTuple):
-    """A form of the shared predictor, its scores on the site's validation images, and what is added to its name."""
+    """A form of the shared predictor, its scores on the site's validation images, and what is added to its name.
+
+    `familiar` is how familiar these images are to it; None: it cannot tell.
+    """
 
     predictor: Predictor
     scores: Tensor
     how: str = ""
+    familiar: Tensor | None = None
 
     def expects(self, t: float, log_prior: Tensor) -> Tensor:
         """The prior of this predictor with t of the site's: t·log π, and (1 − t)₊ of what it expected before."""
@@ -94,10 +98,11 @@ class Judge:
             if trial.right < needed and own is not None:
                 words = "keeps its own model: the shared predictor, whatever the site expects, is right on "
                 words += f"{trial.right / len(labels):.1%} at most, its own on more"
-                return self.finished(Predictor(offers[0].predictor.classes, (own[0],)), own[1].double(), None, words)
+                alone = Predictor(offers[0].predictor.classes, (own[0],))
+                return self._finished(alone, own[1].double(), alone.familiarity([own[1]]), words)
         chosen, words = self._tempered(trial.offer, trial.t, self._why(trial), trial.taken)
         found = trial.offer.tempered(trial.t, self._log_prior()) - trial.taken
-        return self.finished(chosen, found, own, f"takes {words}")
+        return self._finished(chosen, found, trial.offer.familiar, f"takes {words}", own)
 
     def _least(self, offers: Sequence[Offer], needed: int) -> Trial:
         """With the smallest temper that is enough, the form that needs the least; where none is, what comes nearest."""
@@ -135,8 +140,18 @@ class Judge:
             return "where sites begin"
         return "the least that is enough" if trial.taken.any() else "the least that is as good as its own model"
 
-    def finished(self, chosen: Predictor, found: Tensor, own: tuple[Member, Tensor] | None, words: str) -> Choice:
-        """What was chosen, calibrated and with a floor; `found` are its scores on the validation images."""
+    def _finished(
+        self,
+        chosen: Predictor,
+        found: Tensor,
+        familiar: Tensor | None,
+        words: str,
+        own: tuple[Member, Tensor] | None = None,
+    ) -> Choice:
+        """What was chosen, calibrated, and from where on images are familiar to it.
+
+        `found` are its scores on the validation images, `familiar` how familiar they are.
+        """
         labels = self.site.val.labels.cpu()
         right = accuracy(found, labels)
         words += f" ({right:.1%} of {len(labels)} validation image{'' if len(labels) == 1 else 's'}"
@@ -147,9 +162,9 @@ class Judge:
             factor = best_factor(found, labels)
             before, after = (calibration_error(f * found, labels) for f in (1.0, factor))
             words += f"; calibration error {before:.1%} before, {after:.1%} after"
-            chosen, found = sharpened(chosen, factor), factor * found
-        familiar = chosen.familiarity(found)[found.argmax(dim=1) == labels]
-        return Choice(replace(chosen, floor=lowest_familiar(familiar)), words, right)
+            chosen = sharpened(chosen, factor)
+        least = None if familiar is None else lowest_familiar(familiar[found.argmax(dim=1) == labels])
+        return Choice(replace(chosen, least_familiar=least), words, right)
 
     def unjudged(self, offer: Offer) -> tuple[Predictor, str]:
         """Of a site without validation images: the whole prior, or as much of it as was fixed."""
