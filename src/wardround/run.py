@@ -34,7 +34,7 @@ from wardround.privacy.plan import check as check_privacy
 from wardround.privacy.plan import trains_privately
 from wardround.progress import Silent
 from wardround.record import result as results
-from wardround.record.rundir import RunDir, lock_directory, refuse_existing, sweep, write_json
+from wardround.record.rundir import DIVERGED, Log, RunDir, lock_directory, refuse_existing, sweep, write_json
 from wardround.report import write_report
 from wardround.settings import Settings, validate
 from wardround.sitedata import all_sites, read_site
@@ -247,6 +247,9 @@ def read_result(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise BadInput(f"there is no {path}; give the directory of a run")
     if not file.is_file():
+        for event in Log(path / "events.jsonl").rows():
+            if event.get("kind") == DIVERGED:
+                raise BadInput(f"{path} has no {RESULT}: {event['text']} in a new run")
         again = f"wardround resume {shlex.quote(str(path))}"
         raise BadInput(f"{path} has no {RESULT}; if a run was stopped there, go on with: {again}")
     found: dict[str, Any] = _read_json(file, dict)

@@ -84,6 +84,18 @@ def test_what_is_not_a_number_is_refused_by_name(value: float) -> None:
         averaged(answer("a", 1, [1.0]), answer("b", 1, [value]), answer("c", 1, [1.0]))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_where_it_can_be_told_the_rest_go_on(value: float) -> None:
+    """Weights 1, 5 and 3 without the second: (1·1 + 3·5)/4."""
+    said: list[str] = []
+    sent = {name: answer(name, n, [w]) for name, n, w in (("a", 1, 1.0), ("b", 5, value), ("c", 3, 5.0))}
+    mean = average(sent, FedAvg().weigh, said.append)
+    assert mean["w"].tolist() == [4.0]
+    assert said == ["the answer of b in round 1 is refused: it holds NaN or infinite values"]
+    with pytest.raises(RunFailed, match=r"the average of w is not finite; b sent NaN or infinity"):
+        average({"b": sent["b"]}, lambda each: 1.0, said.append)
+
+
 def test_statistics_that_are_not_numbers_are_refused_too() -> None:
     with pytest.raises(RunFailed, match=r"bn.running_mean is not finite; a, c sent"):
         averaged(answer("a", 1, [1.0], float("nan")), answer("b", 1, [1.0]), answer("c", 1, [1.0], float("inf")))

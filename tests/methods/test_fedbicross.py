@@ -92,6 +92,15 @@ def test_a_fixed_number_of_clusters(clustering: str, three: Three) -> None:
         assert state.groups["cross"]["weights"].shape == (k, k)
 
 
+def test_more_clusters_than_models_are_noted_as_that(three: Three) -> None:
+    ctx, answers = three
+    notes: list[str] = []
+    two = {site: answers[site] for site in ("site-1", "site-2")}
+    state = next(method(clusters=3, steps=3).absorb(replace(ctx, note=notes.append), State(), two))
+    assert len(state.facts["clusters"]) == 2
+    assert notes == ["3 clusters were asked for, but there are only 2 models"]
+
+
 def test_identical_models_are_one_cluster_with_a_shared_model(three: Three) -> None:
     ctx, answers = three
     same = {site: Bundle(b.envelope, answers["site-1"].groups) for site, b in answers.items()}
@@ -283,6 +292,13 @@ def test_memory_does_not_grow_with_the_trajectory(three: Three, monkeypatch: pyt
     assert 0 < long <= short
 
 
+def test_a_model_whose_numbers_explode_stops_the_run(three: Three) -> None:
+    """Batch norm keeps its answers finite; its statistics tell."""
+    of = method(lr=10.0, inner="all", cross="uniform")
+    with pytest.raises(RunFailed, match="fedbicross: a model diverged in Stage 2; use a smaller lr"):
+        absorbed(of, three)
+
+
 @pytest.mark.parametrize("cross", ["bilevel", "uniform"])
 def test_a_model_that_diverges_stops_the_run(cross: str, three: Three) -> None:
     with pytest.raises(RunFailed, match="fedbicross: a model diverged in Stage 2; use a smaller lr"):
@@ -371,6 +387,21 @@ def test_what_came_is_kept_where_there_is_nothing_to_take_statistics_from(size: 
     assert [weights_hash(teacher.weights) for teacher in fit.teachers] == [weights_hash(came)]
 
 
+def test_a_site_does_not_learn_from_a_model_of_its_own_that_is_not_finite(three: Three) -> None:
+    """Its upload was refused; Stage 3 is then from the cluster's model and its images alone."""
+    ctx, answers = three
+    notes: list[str] = []
+    ctx, site = replace(ctx, note=notes.append), federation().sites[1]
+    own = join_groups(answers["site-2"])
+    spoilt = {name: torch.full_like(t, torch.nan) if t.is_floating_point() else t for name, t in own.items()}
+    delivered = ctx.bundle("delivery", "site-2", answers["site-1"].groups)
+    for weights, teachers in ((own, 2), (spoilt, 1)):
+        fit = next(method().personal(ctx, site, delivered, State({"own": weights})))
+        assert isinstance(fit.objective, PersonalDistillation)
+        assert len(fit.teachers) == len(fit.objective.shares) == teachers
+    assert notes == ["site-2 does not learn from its own model, which has NaN or infinite values"]
+
+
 def test_subspaces_are_declared_and_sent_and_only_where_they_cluster(tmp_path: Path) -> None:
     agreed, own = study(method="fedbicross"), {"directions": 2, "personal": False}
     ways = {how: method(clustering=how, **own) for how in ("predictions", "subspaces")}
@@ -450,7 +481,11 @@ def test_sites_may_differ_in_architecture(tmp_path: Path) -> None:
     [
         ({"samples": 7}, {}, "fedbicross.samples = 7 is more than 6 steps; use fewer samples"),
         ({"clusters": 4}, {}, "fedbicross.clusters = 4, but there are 3 sites; use fewer"),
-        ({}, {"model": {"name": "cnn4"}}, "fedbicross makes images from batch-norm statistics, and cnn4 has none"),
+        (
+            {},
+            {"model": {"name": "cnn4"}},
+            r"fedbicross makes images from batch-norm statistics, and cnn4 \(site-1\) has none",
+        ),
         (
             {"clustering": "parameters"},
             {"model": {"per_site": {"site-2": "wrn16-2"}}},

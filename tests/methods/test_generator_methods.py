@@ -214,7 +214,7 @@ def test_the_registry_knows_them() -> None:
 @pytest.mark.parametrize("model", [{"name": "cnn4"}, {"name": "small", "width": 2, "per_site": {"site-2": "cnn4"}}])
 def test_matching_statistics_needs_batch_norm(name: str, changes: dict[str, Any], model: dict[str, Any]) -> None:
     with pytest.raises(
-        BadInput, match=rf"^{name} matches .* and cnn4 has none; .* set {name}\.bn_weight to 0$"
+        BadInput, match=rf"^{name} matches .* and cnn4 \(site-\d\) has none; .* set {name}\.bn_weight to 0$"
     ) as said:
         method(name, **changes).check(study(data(), name, model=model))
     assert "\n" not in str(said.value)

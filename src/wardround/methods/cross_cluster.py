@@ -25,7 +25,7 @@ from wardround.synthesis.bilevel import ClusterModel, Lesson, sampled_steps
 from wardround.synthesis.inversion import Synthesis, balanced_labels, shared_labels
 from wardround.synthesis.rehearsal import Kept, Rehearsal, mixed_batch
 from wardround.synthesis.stopwatch import Stopwatch
-from wardround.synthesis.student import Student
+from wardround.synthesis.student import Student, bound, largest
 from wardround.synthesis.teachers import AdaptedTeachers, Teachers
 
 CROSS = "cross"
@@ -41,7 +41,7 @@ class Cluster:
     def __init__(self, ctx: Context, s: Any, state: State, k: int, members: list[Member], begin: Member | None) -> None:
         study, device, precision = ctx.study, ctx.device.torch, ctx.study.settings.train.precision
         spec = study.student_spec
-        self.k = k
+        self.k, self.limit = k, bound(member.weights for member in members)
         self.teachers = Teachers(members, device, precision, s.mean)
         self.adapted = AdaptedTeachers(members, device, "ema", s.follow, precision, s.mean)
         shares = state.facts.get("mix")
@@ -67,6 +67,10 @@ class Cluster:
     def title(self) -> str:
         """In the gallery."""
         return f"cluster {self.k + 1}"
+
+    def sane(self) -> bool:
+        """Whether its model's numbers are of the size of its members'."""
+        return largest(self.student.weights()) < self.limit
 
     def groups(self) -> dict[str, dict[str, Tensor]]:
         """What must be kept of it between two trajectories."""
@@ -182,7 +186,8 @@ class StageTwo:
             if self.rehearsal is not None:
                 groups[group_name("kept", cluster.k)] = self.rehearsal.kept[cluster.k].state()
         shown, facts = gallery.merged({cluster.title: cluster.trail for cluster in self.clusters})
-        if not all(bool(t.isfinite().all()) for tensors in groups.values() for t in tensors.values()):
+        finite = all(bool(t.isfinite().all()) for tensors in groups.values() for t in tensors.values())
+        if not finite or not all(cluster.sane() for cluster in self.clusters):
             raise Diverged(DIVERGED)
         kept = {name: self.facts[name] for name in FACTS if name in self.facts}
         kept |= {**facts, "work": self.watch.record()}

@@ -147,6 +147,6 @@ def check_statistics(method: str, study: Study, bn_weight: float) -> None:
         spec = study.spec(site)
         if bn_weight > 0 and not spec_layout(spec).has_batch_norm:
             raise BadInput(
-                f"{method} matches batch-norm statistics, and {spec.name} has none; "
+                f"{method} matches batch-norm statistics, and {spec.name} ({site}) has none; "
                 f"use small, a resnet, wrn16-2 or a vgg, or set {method}.bn_weight to 0"
             )

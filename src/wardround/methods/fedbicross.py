@@ -56,7 +56,7 @@ from wardround.learn.statistics import even_parts, retaken
 from wardround.methods.base import Answer, Context, Work, join_groups, layout_groups
 from wardround.methods.cross_cluster import CROSS, StageTwo, group_name
 from wardround.methods.distilled import SynthesisSettings, check_synthesis
-from wardround.methods.oneshot import OneShot, trained_models
+from wardround.methods.oneshot import OneShot, refused, trained_models
 from wardround.methods.state import State
 from wardround.methods.trust import guessed_shares, known_classes
 from wardround.models import Weights
@@ -203,7 +203,9 @@ class FedBiCross(OneShot):
             [site for site, label in zip(members, found.labels, strict=True) if label == k] for k in range(found.count)
         ]
         ctx.progress.say(f"{self.name}: {found.count} clusters: {' | '.join(', '.join(names) for names in sites)}")
-        if found.count < s.clusters:
+        if len(members) < s.clusters:
+            ctx.note(f"{s.clusters} clusters were asked for, but there are only {len(members)} models")
+        elif found.count < s.clusters:
             ctx.note(f"{s.clusters} clusters were asked for, but only {found.count} models differ{self._as_compared()}")
         cross = torch.full((found.count, found.count), 1 / found.count, dtype=torch.float64)
         if s.cross == "intra":
@@ -261,8 +263,11 @@ class FedBiCross(OneShot):
         if not s.personal:
             return single(spec, start)
         teachers = [(s.gamma, Teacher(spec, start))]
-        if OWN in memory.groups:
-            teachers.append((s.delta, Teacher(ctx.study.spec(site.name), dict(memory.groups[OWN]))))
+        own = Member(ctx.study.spec(site.name), dict(memory.groups.get(OWN, {})))
+        if own.weights and refused(ctx, own):
+            ctx.note(f"{site.name} does not learn from its own model, which has NaN or infinite values")
+        elif own.weights:
+            teachers.append((s.delta, Teacher(own.spec, own.weights)))
         fitted = yield Fit(
             label=f"{site.name}, personal",
             spec=spec,

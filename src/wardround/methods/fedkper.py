@@ -135,7 +135,7 @@ class FedKPer(Averaging):
             yield from super().absorb(ctx, state, answers)
             return
         ctx.note(f"no site has a score above 0 in round {ctx.round + 1}: all that answered count alike in its average")
-        averaged = average(answers, lambda answer: 1.0)
+        averaged = average(answers, lambda answer: 1.0, ctx.note)
         yield State({**state.groups, "model": {**state.groups["model"], **averaged}}, state.facts)
 
 

@@ -24,6 +24,7 @@ from wardround.models import Weights
 from wardround.study import Study
 
 PROBES = 16  # images of noise that a model must have an answer to
+ABSURD = 1e6  # a logit that no training ends with: a synthesis from such a model would diverge
 
 
 class OneShot(Method):
@@ -66,18 +67,29 @@ def trained_models(ctx: Context, answers: Mapping[str, Bundle]) -> dict[str, Wei
         if int(answers[site].group(SIZE)["images"]) == 0:
             continue
         weights = join_groups(answers[site])
-        if not all(bool(torch.isfinite(t).all()) for t in weights.values() if t.is_floating_point()):
-            ctx.note(f"the model of {site} is refused: it holds NaN or infinite values")
-        elif not bool(of_noise(ctx, Member(ctx.study.spec(site), weights)).isfinite().all()):
-            ctx.note(f"the model of {site} is refused: its answers are NaN or infinite")
+        reason = refused(ctx, Member(ctx.study.spec(site), weights))
+        if reason:
+            ctx.note(f"the model of {site} is refused: {reason}")
         else:
             models[site] = weights
     if not models:
         raise Diverged(  # to go on would lead here again
             "no site sent a usable model: all were too small to train, or not finite, or had no epochs; give more "
-            "images, and one epoch or more"
+            "images, one epoch or more, and where training diverged a smaller train.lr"
         )
     return models
+
+
+def refused(ctx: Context, member: Member) -> str:
+    """Why a network cannot be used, in words; empty where it can."""
+    if not all(bool(torch.isfinite(t).all()) for t in member.weights.values() if t.is_floating_point()):
+        return "it holds NaN or infinite values"
+    said = of_noise(ctx, member)
+    if not bool(said.isfinite().all()):
+        return "its answers are NaN or infinite"
+    if float(said.abs().amax()) > ABSURD:
+        return f"its answers to noise are as large as {float(said.abs().amax()):.0e}"
+    return ""
 
 
 def of_noise(ctx: Context, member: Member) -> Tensor:

@@ -12,7 +12,7 @@ step counters are never averaged, the largest is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
@@ -172,7 +172,7 @@ class Averaging(Method):
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
         """The weighted mean of the shared tensors; the others stay as they began."""
-        averaged = average(answers, self.weigh)
+        averaged = average(answers, self.weigh, ctx.note)
         yield State({**state.groups, "model": {**state.groups["model"], **averaged}}, state.facts)
 
     def deliver(self, ctx: Context, state: State) -> dict[str, Bundle]:
@@ -238,11 +238,14 @@ def like_parameters(study: Study, name: str, what: str) -> Group:
     return replace(parameters, name=name, what=what, partial=True)
 
 
-def average(answers: Mapping[str, Bundle], weigh: Callable[[Bundle], float]) -> Weights:
+def average(
+    answers: Mapping[str, Bundle], weigh: Callable[[Bundle], float], note: Callable[[str], None] | None = None
+) -> Weights:
     """Σ_k p_k·θ_k with p_k = weight_k / Σ weights, one answer at a time in the order of site names.
 
     Memory for one answer beside the sum, however many sites there are. Counters take the largest. When no site carries
-    weight (all were skipped), or the mean is not finite, the round cannot be used and says so.
+    weight (all were skipped) the round cannot be used and says so. Where the mean is not finite, sites that sent NaN or
+    infinity are refused by name with a `note`, and the rest go on; without `note`, or without a rest, that is the end.
     """
     weights = {site: weigh(answers[site]) for site in sorted(answers)}
     total = sum(weights.values())
@@ -266,13 +269,19 @@ def average(answers: Mapping[str, Bundle], weigh: Callable[[Bundle], float]) -> 
         else:
             mean = {name: tensor * (weight / total) for name, tensor in floats.items()}
     finite = torch.stack([torch.isfinite(tensor).all() for tensor in mean.values()]).tolist()
-    for name in (name for name, ok in zip(mean, finite, strict=True) if not ok):
-        raise RunFailed(f"the average of {name} is not finite; {_culprits(answers, name)} sent NaN or infinity")
-    return {**mean, **counters}
+    broken = [name for name, ok in zip(mean, finite, strict=True) if not ok]
+    if not broken:
+        return {**mean, **counters}
+    culprits = {site for site in weights if not _finite(answers[site], broken)}
+    rest = {site: answers[site] for site in weights if site not in culprits and weights[site] > 0}
+    if note is None or not culprits or not rest:
+        who = ", ".join(sorted(culprits)) or "the sites together"
+        raise RunFailed(f"the average of {broken[0]} is not finite; {who} sent NaN or infinity")
+    for site in sorted(culprits):
+        note(f"{where(answers[site])} is refused: it holds NaN or infinite values")
+    return average(rest, weigh)
 
 
-def _culprits(answers: Mapping[str, Bundle], name: str) -> str:
-    def finite(bundle: Bundle) -> bool:
-        return bool(torch.isfinite(join_groups(bundle)[name]).all())
-
-    return ", ".join(site for site in sorted(answers) if not finite(answers[site])) or "the sites together"
+def _finite(answer: Bundle, names: Sequence[str]) -> bool:
+    tensors = join_groups(answer)
+    return all(bool(torch.isfinite(tensors[name]).all()) for name in names)

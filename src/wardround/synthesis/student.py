@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,23 @@ def distillation(teacher: Tensor, student: Tensor, temperature: float) -> Tensor
         log_target=True,
     )
     return divergence * temperature**2
+
+
+EXPLODED = 1000.0  # times the largest number in any of the networks that it learns from
+
+
+def bound(teachers: Iterable[Weights]) -> float:
+    """What no number of a student of these networks should reach.
+
+    One that learns at too large a rate need not end in NaN: batch norm holds its answers together while its weights and
+    statistics grow without end.
+    """
+    return EXPLODED * max(1.0, *map(largest, teachers))
+
+
+def largest(weights: Weights) -> float:
+    """The largest of all numbers, whatever its sign; NaN where there is one."""
+    return float(torch.stack([t.abs().amax().float().cpu() for t in weights.values() if t.is_floating_point()]).amax())
 
 
 class Student:
