@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from wardround import progress
-from wardround.progress import Bars, Lines, Silent
+from wardround.progress import Bars, Lines, NowAndThen, Silent
 
 ERASE_LINE = "\x1b[2K"
 
@@ -41,6 +41,21 @@ def test_lines_are_for_a_log_and_cannot_steer_a_terminal(capfd: pytest.CaptureFi
         advance()
     Lines().say("a note on \x1b]0;title\x07.png")
     assert capfd.readouterr() == ("", "a note on \\x1b]0;title\\x07.png\n")
+
+
+def test_long_work_has_a_line_every_half_minute(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Steps of ten seconds: after three of them, and after three more; what is said shows in `Lines` alone."""
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    shown = NowAndThen()
+    with shown.task("synthesis \x1b]0;x\x07", 2000, done=1000) as advance:
+        for _ in range(7):
+            advance()
+    shown.say("a note")
+    lines = "synthesis \\x1b]0;x\\x07: 1,003 of 2,000\nsynthesis \\x1b]0;x\\x07: 1,006 of 2,000\n"
+    assert capfd.readouterr() == ("", lines)
 
 
 def test_what_a_file_is_called_cannot_steer_the_terminal(bars: Bars, screen: io.StringIO) -> None:

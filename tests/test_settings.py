@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import Field
 
+from wardround.choices import gather, overruled
 from wardround.errors import BadInput
 from wardround.methods.registry import make
 from wardround.settings import (
@@ -171,6 +172,22 @@ def test_a_preset_sets_values_and_never_the_method_or_the_data(name: str) -> Non
     assert not {"method", "data", "seed", "device"} & tree.keys()
     for method, own in tree["set"].items():
         make(method, own)
+
+
+def test_what_a_preset_changes_of_a_study_file_is_said(tmp_path: Path) -> None:
+    file, preset = tmp_path / "study.toml", tmp_path / "preset.toml"
+    file.write_text('method = "fedisca"\nrounds = 3\n[train]\nepochs = 5\nlr = 0.1\n')
+    preset.write_text("rounds = 1\n[train]\nepochs = 9\nlr = 0.1\nbatch = 16\n")
+
+    def said(**chosen: Any) -> str:
+        settings, _ = gather(file, str(preset), chosen, ())
+        return overruled(file, str(preset), settings)
+
+    words = "rounds = 1 and not 3, train.epochs = 9 and not 5"
+    assert said() == f"the preset wins over the study file: {words}; a flag or --set wins over both"
+    assert "rounds" not in said(rounds=3)
+    assert said(rounds=3, epochs=5) == ""
+    assert overruled(None, str(preset), gather(None, str(preset), {}, ())[0]) == ""
 
 
 def test_the_fast_preset_says_what_differs_from_the_papers() -> None:

@@ -66,6 +66,27 @@ def gather(
     return validate(tree), others
 
 
+def overruled(study: Path | None, preset: str | None, settings: Settings) -> str:
+    """What a preset has changed of a study file, in words: a file that says three rounds must not quietly get one."""
+    if study is None or preset is None:
+        return ""
+    in_file, in_preset, now = map(_flat, (read_study_file(study), read_preset(preset), settings.model_dump()))
+    changed = [
+        f"{key} = {value} and not {in_file[key]}"
+        for key, value in in_preset.items()
+        if in_file.get(key, value) != value and now.get(key) == value
+    ]
+    return f"the preset wins over the study file: {', '.join(changed)}; a flag or --set wins over both" * bool(changed)
+
+
+def _flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Values by their dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
+    return found
+
+
 def assigned(texts: Sequence[str] | None) -> list[tuple[str, Any]]:
     """`--set key=value`, each read."""
     return [parse_assignment(text) for text in texts or ()]

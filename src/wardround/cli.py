@@ -23,12 +23,12 @@ from rich.console import Console
 from wardround import __version__, show
 from wardround.audit.cli import audit_command
 from wardround.board.cli import board_command
-from wardround.choices import assigned, for_methods, gather
+from wardround.choices import assigned, for_methods, gather, overruled
 from wardround.data.check.command import check_command
 from wardround.deploy.cli import predict_command
 from wardround.errors import BadInput, Diverged, WardroundError
 from wardround.papers.cli import mount as mount_papers
-from wardround.progress import Bars, Silent
+from wardround.progress import Bars, NowAndThen, Silent
 from wardround.remote.cli import mount as mount_remote
 from wardround.tracking.cli import track_command
 
@@ -119,6 +119,8 @@ def run(
     file. Where neither a study nor images are named, the preset is demo.
     """
     settings, others = gather(study, preset, _choices(locals()), assigned(set_))
+    if not (quiet or as_json) and (words := overruled(study, preset, settings)):
+        _complain(f"note: {words}")
 
     from wardround.methods.registry import find, own_settings
     from wardround.run import begin_run
@@ -155,6 +157,8 @@ def compare(
     Each is a name from `wardround methods`, or a Python file. Trained site models are shared where methods can.
     """
     settings, others = gather(study, preset, _choices(locals()), assigned(set_))
+    if not (quiet or as_json) and (words := overruled(study, preset, settings)):
+        _complain(f"note: {words}")
 
     from wardround.methods.registry import find, own_settings
     from wardround.run import begin_comparison
@@ -302,7 +306,8 @@ def _finish(begin: Callable[[], Any], quiet: bool, as_json: bool, track: list[st
         _complain(f"stopped; go on with: {again}")
         raise
     except Diverged as error:
-        raise Diverged(f"{error} in a new run: {job.path} keeps the settings that it began with") from error
+        made = ", and what it had made until then" if (job.path / "checkpoint.json").is_file() else ""
+        raise Diverged(f"{error} in a new run: {job.path} keeps the settings that it began with{made}") from error
     except WardroundError as error:
         raise type(error)(f"{error}; then go on with: {again}") from error
     if as_json:
@@ -347,7 +352,9 @@ def _console() -> Console:
 
 def _progress(quiet: bool) -> Silent:
     console = _console()
-    return Silent() if quiet or not console.is_terminal else Bars(console)
+    if quiet:
+        return Silent()
+    return Bars(console) if console.is_terminal else NowAndThen()
 
 
 def _complain(text: str) -> None:

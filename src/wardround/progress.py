@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from wardround.show import printable
 
 REDRAW_SECONDS = 0.1
+SAY_SECONDS = 30.0  # between two lines of a log
 Advance = Callable[[], None]
 T = TypeVar("T")
 
@@ -41,8 +42,31 @@ class Silent:
 NO_PROGRESS = Silent()
 
 
-class Lines(Silent):
-    """What is said and no bars: for a log, or for whoever reads one later."""
+class NowAndThen(Silent):
+    """A line on standard error every half minute, of the innermost work: for a log that somebody may be watching."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def task(self, label: str, total: int, done: int = 0) -> Iterator[Advance]:
+        """Work that may be long enough to be spoken of."""
+
+        def advance() -> None:
+            nonlocal done
+            with self._lock:
+                done += 1
+                now = time.monotonic()
+                if now - self._said >= SAY_SECONDS:
+                    self._said = now
+                    sys.stderr.write(f"{printable(label)}: {done:,} of {total:,}\n")
+
+        yield advance
+
+
+class Lines(NowAndThen):
+    """What is said, too: for a log, or for whoever reads one later."""
 
     def say(self, text: str) -> None:
         """One line on standard error, in which nothing can steer a terminal."""

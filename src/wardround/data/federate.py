@@ -356,13 +356,21 @@ def _under_shifts(test: ImageSet, owner: Integers, shifts: Sequence[Shift], nois
 def _refuse_unlike(one: str, a: ImageSet, other: str, b: ImageSet) -> None:
     if a.classes != b.classes:
         raise BadInput(
-            f"{one} and {other} have different classes ({len(a.classes)} and {len(b.classes)}, or other names); give "
-            "both the same classes in the same order"
+            f"{one} and {other} have different classes ({_difference(a.classes, b.classes)}); give both the same "
+            "classes in the same order"
         )
     if a.images.shape[1:] != b.images.shape[1:]:
         raise BadInput(
             f"{one} has images {_shape(a)} and {other} {_shape(b)}; convert them to one size and number of channels"
         )
+
+
+def _difference(one: Sequence[str], other: Sequence[str]) -> str:
+    """Where two lists of classes differ first."""
+    if len(one) != len(other):
+        return f"{len(one)} and {len(other)}"
+    place = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+    return f"number {place + 1} is {one[place]!r} and {other[place]!r}"
 
 
 def _shape(images: ImageSet) -> str:
