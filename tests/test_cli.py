@@ -146,6 +146,22 @@ def test_one_whose_settings_made_it_diverge_sends_nobody_back_to_them(capsys: Ca
     assert code == 1
     assert "the synthesis diverged at step" in err
     assert err.endswith("use a smaller synthesis_lr in a new run: x keeps the settings that it began with\n")
+    code, _, err = cli(capsys, "report", "x")
+    assert code == 2
+    assert err.startswith("error: x has no result.json: the synthesis diverged at step")
+    assert err.endswith("use a smaller synthesis_lr in a new run\n")
+
+
+def test_what_it_had_made_before_it_diverged_is_told_of(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wardround.methods.distilled.Distilled.rate", lambda self, epoch: 1e30 if epoch else 0.01)
+    small = ("epochs=2", "steps=2", "kd_steps=1", "batch=8")
+    own = [part for setting in small for part in ("--set", setting)]
+    once = ("--method", "deepinversion", "--rounds", "1", "--quiet", "--out", "x")
+    code, _, err = cli(capsys, "run", *TINY, *once, *own)
+    assert code == 1
+    words = "use a smaller lr in a new run: x keeps the settings that it began with, and what it had made until then\n"
+    assert err.endswith(words)
+    assert Path("x", "gallery.safetensors").is_file()
 
 
 # Settings, from everywhere --------------------------------------------------------------------------------------------

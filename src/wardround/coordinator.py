@@ -35,7 +35,7 @@ from wardround.privacy.plan import is_on
 from wardround.progress import Silent
 from wardround.record import deployed, workings
 from wardround.record.absorbing import Pace, last_state
-from wardround.record.rundir import DIVERGED, Checkpoint, RunDir
+from wardround.record.rundir import Checkpoint, RunDir
 from wardround.study import Study, round_half_up
 
 
@@ -149,18 +149,16 @@ class Coordinator:
 
         try:
             return last_state(self.method.absorb(ctx, state, received), self.pace, save, self.run.commit)
-        except Diverged as error:
-            self._leave_what_was_made(error)
+        except Diverged:
+            self._leave_what_was_made()
             raise
 
-    def _leave_what_was_made(self, error: Diverged) -> None:
-        """Of work that diverged: images and times of the last state before, and why there is no more."""
+    def _leave_what_was_made(self) -> None:
+        """Of work that diverged: images and times of the last state before."""
         checkpoint = self.run.checkpoint()
         if checkpoint is not None:
             for event in workings.leave(self.run.path, self.run.load(checkpoint.state)):
                 self.run.events.append(event)
-        self.run.events.append({"kind": DIVERGED, "text": str(error)})
-        self.run.events.flush()
 
     def _measure(self, round: int) -> bool:
         """Whether this round is measured."""

@@ -20,7 +20,7 @@ from wardround.data.federation import Federation
 from wardround.data.imageset import Dataset
 from wardround.data.partition import Partition
 from wardround.data.sources import default_data_folder, load
-from wardround.errors import BadInput, WardroundError
+from wardround.errors import BadInput, Diverged, WardroundError
 from wardround.exchange.policy import read_policy
 from wardround.files import disk_errors
 from wardround.learn.device import Device, find_device, one_thread_per_worker
@@ -34,7 +34,7 @@ from wardround.privacy.plan import check as check_privacy
 from wardround.privacy.plan import trains_privately
 from wardround.progress import Silent
 from wardround.record import result as results
-from wardround.record.rundir import DIVERGED, Log, RunDir, lock_directory, refuse_existing, sweep, write_json
+from wardround.record.rundir import Log, RunDir, lock_directory, refuse_existing, sweep, write_json
 from wardround.report import write_report
 from wardround.settings import Settings, validate
 from wardround.sitedata import all_sites, read_site
@@ -42,6 +42,7 @@ from wardround.study import Study, agree
 
 SETTINGS, PARTITION, DATA, ENVIRONMENT = "settings.json", "partition.json", "data.json", "environment.json"
 COMPARISON, RESULT, REPORT = "comparison.json", "result.json", "report.html"
+FAILED = "failed"  # the event that says why a run has ended without a result
 AGREEMENT = "study.toml"  # of a rehearsal alone: what it rehearses
 
 
@@ -182,7 +183,7 @@ def _leave_word(run: RunDir, error: Exception) -> None:
     """Say in the log why nothing more comes, for whoever looks. A resume takes it back: no checkpoint counts on it."""
     text = str(error) if isinstance(error, WardroundError) else f"a fault of wardround ({type(error).__name__})"
     with suppress(WardroundError):  # a full disk has been told of already
-        run.events.append({"kind": "failed", "text": text})
+        run.events.append({"kind": FAILED, "text": text, "diverged": isinstance(error, Diverged)})
 
 
 def begin_run(settings: Settings, out: Path | None, progress: Silent) -> Job:
@@ -247,9 +248,9 @@ def read_result(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise BadInput(f"there is no {path}; give the directory of a run")
     if not file.is_file():
-        for event in Log(path / "events.jsonl").rows():
-            if event.get("kind") == DIVERGED:
-                raise BadInput(f"{path} has no {RESULT}: {event['text']} in a new run")
+        *_, last = [{}, *Log(path / "events.jsonl").rows()]
+        if last.get("kind") == FAILED and last.get("diverged"):  # to go on would lead there again
+            raise BadInput(f"{path} has no {RESULT}: {last['text']} in a new run")
         again = f"wardround resume {shlex.quote(str(path))}"
         raise BadInput(f"{path} has no {RESULT}; if a run was stopped there, go on with: {again}")
     found: dict[str, Any] = _read_json(file, dict)

@@ -40,7 +40,8 @@ def test_a_failure_is_told_and_taken_back(
         patch.setattr(Coordinator, "_round", fails)
         with pytest.raises(type(error)):
             begin_run(tiny.settings(), tmp_path / "failed", Silent()).finish()
-    assert list(Log(tmp_path / "failed/events.jsonl").rows())[-1] == {"kind": "failed", "text": reason}
+    *_, last = Log(tmp_path / "failed/events.jsonl").rows()
+    assert last == {"kind": "failed", "text": reason, "diverged": False}
     found = Index(tmp_path).run("failed")
     assert found is not None
     assert (found.state, found.reason) == ("failed", reason)

@@ -24,7 +24,6 @@ from wardround.methods.state import State
 from wardround.models import spec_layout
 from wardround.record import absorbing
 from wardround.record.rundir import RunDir
-from wardround.run import read_result
 from wardround.synthesis.inversion import Iterate, Synthesis
 from wardround.synthesis.student import Student, largest
 
@@ -412,7 +411,7 @@ def test_divergence_fails_the_run_and_says_which(
 
 @pytest.mark.parametrize("name", BOTH)
 def test_what_was_made_before_it_diverged_is_kept(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rate is absurd in the third epoch: the student and the images of two are there, and who asks is told why."""
+    """The rate is absurd in the third epoch: the student and the images of two are there."""
     rate = Distilled.rate
     monkeypatch.setattr(Distilled, "rate", lambda self, epoch: 1e30 if epoch == 2 else rate(self, epoch))
     with pytest.raises(Diverged, match="the student diverged in epoch 3"):
@@ -424,8 +423,6 @@ def test_what_was_made_before_it_diverged_is_kept(name: str, tmp_path: Path, mon
     assert kept.facts["epoch"] == 2
     assert largest(dict(kept.groups["student"])) < 1e3
     assert (tmp_path / "run" / "gallery.safetensors").is_file()
-    with pytest.raises(BadInput, match=r"has no result\.json: .* diverged in epoch 3; use a smaller lr in a new run$"):
-        read_result(tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", BOTH)

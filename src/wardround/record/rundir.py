@@ -34,9 +34,6 @@ except ImportError:  # Windows: no advisory locks; two runs in one directory are
     fcntl = None  # type: ignore[assignment]
 
 
-DIVERGED = "diverged"  # the event that ends a run which would diverge again
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """Where a run stands: before `round`, or (with `answers`) in the middle of absorbing that round's answers."""
