@@ -176,14 +176,14 @@ def test_a_preset_sets_values_and_never_the_method_or_the_data(name: str) -> Non
 
 def test_what_a_preset_changes_of_a_study_file_is_said(tmp_path: Path) -> None:
     file, preset = tmp_path / "study.toml", tmp_path / "preset.toml"
-    file.write_text('method = "fedisca"\nrounds = 3\n[train]\nepochs = 5\nlr = 0.1\n')
-    preset.write_text("rounds = 1\n[train]\nepochs = 9\nlr = 0.1\nbatch = 16\n")
+    file.write_text('method = "fedisca"\nrounds = 3\n[train]\nepochs = [5, 4]\nlr = 0.1\n')
+    preset.write_text("rounds = 1\n[train]\nepochs = [9]\nlr = 0.1\nbatch = 16\n")
 
     def said(**chosen: Any) -> str:
         settings, _ = gather(file, str(preset), chosen, ())
         return overruled(file, str(preset), settings)
 
-    words = "rounds = 1 and not 3, train.epochs = 9 and not 5"
+    words = "rounds = 1 and not 3, train.epochs = [9] and not [5, 4]"
     assert said() == f"the preset wins over the study file: {words}; a flag or --set wins over both"
     assert "rounds" not in said(rounds=3)
     assert said(rounds=3, epochs=5) == ""

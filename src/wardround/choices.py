@@ -70,7 +70,8 @@ def overruled(study: Path | None, preset: str | None, settings: Settings) -> str
     """What a preset has changed of a study file, in words: a file that says three rounds must not quietly get one."""
     if study is None or preset is None:
         return ""
-    in_file, in_preset, now = map(_flat, (read_study_file(study), read_preset(preset), settings.model_dump()))
+    in_file, in_preset = _flat(read_study_file(study)), _flat(read_preset(preset))
+    now = _flat(settings.model_dump(mode="json"))
     changed = [
         f"{key} = {value} and not {in_file[key]}"
         for key, value in in_preset.items()

@@ -306,7 +306,8 @@ def _finish(begin: Callable[[], Any], quiet: bool, as_json: bool, track: list[st
         _complain(f"stopped; go on with: {again}")
         raise
     except Diverged as error:
-        made = ", and what it had made until then" if (job.path / "checkpoint.json").is_file() else ""
+        some = any(job.path.glob("checkpoint.json")) or any(job.path.glob("*/checkpoint.json"))
+        made = ", and what it had made until then" if some else ""
         raise Diverged(f"{error} in a new run: {job.path} keeps the settings that it began with{made}") from error
     except WardroundError as error:
         raise type(error)(f"{error}; then go on with: {again}") from error

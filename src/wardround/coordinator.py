@@ -142,23 +142,19 @@ class Coordinator:
         """
         self.pace = Pace()
 
+        made = State()
+
         def save(latest: State) -> Checkpoint:
-            nonlocal stored
-            stored = stored or self._store_answers(ctx, received)
+            nonlocal stored, made
+            stored, made = stored or self._store_answers(ctx, received), latest
             return self._checkpoint(ctx.round, latest, stored)
 
         try:
             return last_state(self.method.absorb(ctx, state, received), self.pace, save, self.run.commit)
         except Diverged:
-            self._leave_what_was_made()
-            raise
-
-    def _leave_what_was_made(self) -> None:
-        """Of work that diverged: images and times of the last state before."""
-        checkpoint = self.run.checkpoint()
-        if checkpoint is not None:
-            for event in workings.leave(self.run.path, self.run.load(checkpoint.state)):
+            for event in workings.leave(self.run.path, made):  # images and times of the last state before
                 self.run.events.append(event)
+            raise
 
     def _measure(self, round: int) -> bool:
         """Whether this round is measured."""

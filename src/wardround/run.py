@@ -248,9 +248,10 @@ def read_result(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise BadInput(f"there is no {path}; give the directory of a run")
     if not file.is_file():
-        *_, last = [{}, *Log(path / "events.jsonl").rows()]
-        if last.get("kind") == FAILED and last.get("diverged"):  # to go on would lead there again
-            raise BadInput(f"{path} has no {RESULT}: {last['text']} in a new run")
+        for log in (path / "events.jsonl", *sorted(path.glob("*/events.jsonl"))):  # of a comparison, those of its runs
+            *_, last = [{}, *Log(log).rows()]
+            if last.get("kind") == FAILED and last.get("diverged"):  # to go on would lead there again
+                raise BadInput(f"{path} has no {RESULT}: {last['text']} in a new run")
         again = f"wardround resume {shlex.quote(str(path))}"
         raise BadInput(f"{path} has no {RESULT}; if a run was stopped there, go on with: {again}")
     found: dict[str, Any] = _read_json(file, dict)

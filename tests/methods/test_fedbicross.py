@@ -399,7 +399,7 @@ def test_a_site_does_not_learn_from_a_model_of_its_own_that_is_not_finite(three:
         fit = next(method().personal(ctx, site, delivered, State({"own": weights})))
         assert isinstance(fit.objective, PersonalDistillation)
         assert len(fit.teachers) == len(fit.objective.shares) == teachers
-    assert notes == ["site-2 does not learn from its own model, which has NaN or infinite values"]
+    assert notes == ["site-2 does not learn from its own model: it holds NaN or infinite values"]
 
 
 def test_subspaces_are_declared_and_sent_and_only_where_they_cluster(tmp_path: Path) -> None:

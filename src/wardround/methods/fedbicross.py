@@ -264,8 +264,9 @@ class FedBiCross(OneShot):
             return single(spec, start)
         teachers = [(s.gamma, Teacher(spec, start))]
         own = Member(ctx.study.spec(site.name), dict(memory.groups.get(OWN, {})))
-        if own.weights and refused(ctx, own):
-            ctx.note(f"{site.name} does not learn from its own model, which has NaN or infinite values")
+        reason = refused(ctx, own) if own.weights else ""
+        if reason:
+            ctx.note(f"{site.name} does not learn from its own model: {reason}")
         elif own.weights:
             teachers.append((s.delta, Teacher(own.spec, own.weights)))
         fitted = yield Fit(

@@ -29,6 +29,7 @@ NUDGE = 1e-3  # by which a score that is lowered ends below the next one
 SURE = NUDGE / 4  # the lead of a right answer that single precision cannot lose
 SHARPER = torch.logspace(-1, 1, 41, base=4.0, dtype=torch.float64)  # 1/4 to 4, with 1 in the middle
 BINS = 15
+ROUNDING = 1e-6  # of a familiarity, which is worked out in single precision
 FAMILIAR, ENOUGH = 0.05, 20  # the share of right answers that may be called unfamiliar; images to fit anything to
 
 
@@ -252,9 +253,13 @@ def sharpened(predictor: Predictor, factor: float) -> Predictor:
 def lowest_familiar(familiarity: Tensor) -> Tensor | None:
     """From where on an image is familiar, given how familiar those are that were answered right; None: too few of them.
 
-    It is their `FAMILIAR` quantile: so many of them are called unfamiliar.
+    It is their `FAMILIAR` quantile: so many of them are called unfamiliar. A hair below it: where all are as familiar
+    as can be, the last bits of a sum must not decide.
     """
-    return torch.quantile(familiarity.double(), FAMILIAR) if len(familiarity) >= ENOUGH else None
+    if len(familiarity) < ENOUGH:
+        return None
+    least = torch.quantile(familiarity.double(), FAMILIAR)
+    return least - ROUNDING * least.abs().clamp_min(1)
 
 
 def calibration_error(scores: Tensor, labels: Tensor, bins: int = BINS) -> float:

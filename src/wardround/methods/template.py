@@ -273,13 +273,12 @@ def average(
     if not broken:
         return {**mean, **counters}
     culprits = {site for site in weights if not _finite(answers[site], broken)}
-    rest = {site: answers[site] for site in weights if site not in culprits and weights[site] > 0}
-    if note is None or not culprits or not rest:
+    if note is None or not culprits or not any(weights[site] > 0 for site in weights.keys() - culprits):
         who = ", ".join(sorted(culprits)) or "the sites together"
         raise RunFailed(f"the average of {broken[0]} is not finite; {who} sent NaN or infinity")
     for site in sorted(culprits):
         note(f"{where(answers[site])} is refused: it holds NaN or infinite values")
-    return average(rest, weigh)
+    return average(answers, lambda answer: 0.0 if answer.envelope.site in culprits else weigh(answer))
 
 
 def _finite(answer: Bundle, names: Sequence[str]) -> bool:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 from wardround.errors import Diverged, RunFailed
 from wardround.methods.state import State
 
 SAVE_EVERY_SECONDS = 40.0  # a step that is under way and the saving itself still fit into a minute
+LONG_SAVING_SECONDS = 10.0  # where saving takes longer than this, it is done less often
 Saved = TypeVar("Saved")
 
 
@@ -30,8 +32,8 @@ class Pace:
         return self.waits or self.time_to_save()
 
     def time_to_save(self) -> bool:
-        """Whether it is; where saving takes longer than the work between, as long as it took."""
-        return time.monotonic() - self.saved_at > SAVE_EVERY_SECONDS * max(1.0, self.took / SAVE_EVERY_SECONDS)
+        """Whether it is; a large state comes seldom enough that saving is a fifth of the time at most."""
+        return time.monotonic() - self.saved_at > SAVE_EVERY_SECONDS * max(1.0, self.took / LONG_SAVING_SECONDS)
 
     def saved(self, began: float) -> None:
         """A state was saved, and waits for another; `began` is when saving it began."""
@@ -55,8 +57,9 @@ def last_state(
                 waiting = save(latest)
                 pace.saved(began)
     except Diverged:
-        if latest is not None:
-            commit(save(latest) if waiting is None else waiting)
+        with suppress(RunFailed):  # a full disk is not what went wrong first
+            if latest is not None:
+                commit(save(latest) if waiting is None else waiting)
         raise
     if latest is None:
         raise RunFailed("the method made nothing of the answers; this is a fault of the method")
