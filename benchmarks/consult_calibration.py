@@ -18,10 +18,10 @@ from typing import Any
 
 from torch import Tensor
 
-from experiments import Experiment, Rows, by_place, main_of
+from experiments import Experiment, Rows, by_place, main_of, means
 from trained_cells import Cell
 from wardround.learn.predictor import Predictor
-from wardround.measure.answers import BINS
+from wardround.methods.personal_prior import BINS, calibration_error
 from wardround.methods.state import State
 from wardround.papers.summaries import cells
 
@@ -41,16 +41,9 @@ FIGURES = {
 
 
 def weighted_error(scores: Tensor, labels: Tensor, shares: Tensor) -> float:
-    """Σ_b |weight of right answers − weight of confidence| over bins, where the classes of a test weigh `shares`.
-
-    With the shares that the classes have in the test it is the plain calibration error (`measure.calibration_error`).
-    """
+    """The calibration error on a test whose classes weigh `shares`, however many images each has there."""
     each = shares.double() / labels.bincount(minlength=len(shares)).clamp_min(1)
-    weights = each[labels] / each[labels].sum()
-    sure, answers = scores.double().softmax(dim=1).max(dim=1)
-    place = (sure * BINS).ceil().long().clamp(1, BINS) - 1
-    gaps = weights.new_zeros(BINS).index_add_(0, place, weights * ((answers == labels).double() - sure))
-    return float(gaps.abs().sum())
+    return calibration_error(scores.double(), labels, weights=each[labels])
 
 
 def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -84,10 +77,7 @@ def _predictors(cell: Cell) -> dict[str, dict[str, Predictor]]:
 
 def summarise(rows: Rows) -> list[dict[str, Any]]:
     """Means over seeds."""
-    summary = []
-    for head, found in by_place(rows, ("set", "alpha")):
-        summary.append({**head, **{name: mean(row["figures"][name] for row in found) for name in FIGURES}})
-    return summary
+    return [{**head, **means(found, FIGURES)} for head, found in by_place(rows, ("set", "alpha"))]
 
 
 def markdown(record: Mapping[str, Any]) -> str:

@@ -14,10 +14,9 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import mean
 from typing import Any
 
-from experiments import Experiment, Rows, by_place, main_of
+from experiments import Experiment, Rows, by_place, main_of, means
 from trained_cells import Cell
 from wardround.methods.state import State
 from wardround.papers.summaries import cells
@@ -72,9 +71,8 @@ def summarise(rows: Rows) -> list[dict[str, Any]]:
     """Means over seeds, and how far below the panel."""
     summary = []
     for head, found in by_place(rows, PLACE):
-        means = {name: mean(row["figures"][name] for row in found) for name in FIGURES}
-        below = means["panel_global"] - means["global"]
-        summary.append({**head, "mean": means, "below": below})
+        values = means(found, FIGURES)
+        summary.append({**head, "mean": values, "below": values["panel_global"] - values["global"]})
     return summary
 
 

@@ -2,10 +2,9 @@
 
 In each cell (a set, a level of skew, a seed, a class) the images of one class are taken from all sites before they
 train. Then the test images of that class are shown among the others. The score is a predictor's familiarity
-(`Predictor.familiarity`), beside it its highest probability. Figures are the area under
-the ROC curve with which it tells known from held-out images and, of what sites deploy, the shares of known and of
-held-out test images that are marked as unfamiliar. A cell is kept in `--out` when it is done and is not done again;
-trained models wait in `--work`.
+(`Predictor.familiarity`), beside it its highest probability. Figures are the area under the ROC curve with which it
+tells known from held-out images and, of what sites deploy, the shares of known and of held-out test images that are
+marked as unfamiliar. A cell is kept in `--out` when it is done and is not done again; trained models wait in `--work`.
 
     python benchmarks/consult_heldout.py bloodmnist.npz --preset fast --device cuda --out papers/consult_heldout.json
     python benchmarks/consult_heldout.py bloodmnist.npz --smoke --classes 0 1 --seeds 0 --alphas 0.3 --out smoke.json

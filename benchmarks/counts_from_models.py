@@ -16,7 +16,7 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
-from experiments import Experiment, Rows, by_place, main_of
+from experiments import Experiment, Rows, by_place, main_of, means
 from trained_cells import Cell
 from wardround.exchange.bundle import Bundle
 from wardround.methods.base import join_groups
@@ -57,11 +57,10 @@ def _without_counts(answer: Bundle) -> Bundle:
 
 def summarise(rows: Rows) -> list[dict[str, Any]]:
     """Means over seeds; of what was never there, the most."""
-    summary = []
-    for head, found in by_place(rows, ("set", "alpha")):
-        values = {name: [row["figures"][name] for row in found] for name in FIGURES}
-        summary.append({**head, **{name: mean(values[name]) for name in FIGURES}, "unseen": max(values["unseen"])})
-    return summary
+    return [
+        {**head, **means(found, FIGURES), "unseen": max(row["figures"]["unseen"] for row in found)}
+        for head, found in by_place(rows, ("set", "alpha"))
+    ]
 
 
 def markdown(record: Mapping[str, Any]) -> str:

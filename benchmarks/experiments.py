@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pages
@@ -52,6 +53,11 @@ def by_place(rows: Rows, place: Sequence[str]) -> Iterable[tuple[dict[str, Any],
         groups.setdefault(tuple(row[key] for key in place), []).append(row)
     for key, found in groups.items():
         yield {**dict(zip(place, key, strict=True)), "seeds": sorted(row["seed"] for row in found)}, found
+
+
+def means(rows: Rows, figures: Iterable[str]) -> dict[str, float]:
+    """Of each figure."""
+    return {name: mean(row["figures"][name] for row in rows) for name in figures}
 
 
 def _add_options(parser: argparse.ArgumentParser, name: str) -> None:

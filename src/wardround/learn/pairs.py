@@ -51,7 +51,7 @@ def tallied(
     """How the votes fall."""
     loud = (counts.new_ones(len(counts)) if voices is None else voices.to(counts)).view(-1, 1, 1)
     logits = _finite(logits, log_prior)
-    claims = (logits.softmax(dim=2) * shares(counts, doubt, loud[:, 0]).unsqueeze(1)).sum(dim=0)
+    claims = _claims(logits.softmax(dim=2), counts, doubt, loud[:, 0])
     weights = loud * bounded(harmonic(counts), doubt)
     won = torch.zeros_like(claims).unsqueeze(2)
     for said, weight in zip((logits - log_prior.unsqueeze(1)) / temperature, weights, strict=True):
@@ -77,10 +77,15 @@ def familiarity(
     """
     probabilities = _finite(logits, log_prior).softmax(dim=2)
     loud = 1.0 if voices is None else voices.to(counts).unsqueeze(1)
-    claims = (probabilities * shares(counts, doubt, loud).unsqueeze(1)).sum(dim=0)
+    claims = _claims(probabilities, counts, doubt, loud)
     asked = (counts.sum(dim=1) > 0).to(logits)
     plain = (probabilities * asked.view(-1, 1, 1)).sum(dim=0) / asked.sum().clamp_min(1)
     return (KNOWERS * claims + (1 - KNOWERS) * plain).amax(dim=1)
+
+
+def _claims(probabilities: Tensor, counts: Tensor, doubt: float, loud: Tensor | float) -> Tensor:
+    """S `(n, classes)`."""
+    return (probabilities * shares(counts, doubt, loud).unsqueeze(1)).sum(dim=0)
 
 
 def _finite(logits: Tensor, log_prior: Tensor) -> Tensor:

@@ -262,10 +262,14 @@ def lowest_familiar(familiarity: Tensor) -> Tensor | None:
     return least - ROUNDING * least.abs().clamp_min(1)
 
 
-def calibration_error(scores: Tensor, labels: Tensor, bins: int = BINS) -> float:
-    """Expected calibration error: over equal bins of confidence, the mean gap between it and the share of right."""
+def calibration_error(scores: Tensor, labels: Tensor, bins: int = BINS, weights: Tensor | None = None) -> float:
+    """Expected calibration error: over equal bins of confidence, the mean gap between it and the share of right.
+
+    `weights` are those of the images, where they do not count alike.
+    """
+    weights = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.double()
     sure, answers = scores.softmax(dim=1).max(dim=1)
     right = (answers == labels).double()
     place = (sure * bins).ceil().long().clamp(1, bins) - 1
-    sums = torch.zeros(2, bins, dtype=torch.float64).index_add_(1, place, torch.stack([sure.double(), right]))
-    return float((sums[0] - sums[1]).abs().sum() / len(labels))
+    gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, weights * (sure.double() - right))
+    return float(gaps.abs().sum() / weights.sum())
