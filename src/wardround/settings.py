@@ -123,7 +123,7 @@ class TrainSettings(Frozen):
     augmentation: Literal["shift", "zoom"] = "shift"
     checkpointing: bool = False  # less memory, a third more work: activations are computed again for the gradient
     precision: Literal["fp32", "bf16"] = "fp32"
-    keep: Literal["last", "best"] = "last"
+    keep: Literal["last", "best", "first-best"] = "last"
 
 
 class PrivacySettings(Frozen):

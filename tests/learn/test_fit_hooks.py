@@ -158,6 +158,16 @@ def test_the_last_of_the_best_epochs_on_validation_images_is_kept() -> None:
     assert same(best.weights, third.weights)
 
 
+def test_the_first_of_the_best_epochs_is_kept_where_asked_for() -> None:
+    """As FedISCA's public code does, which takes an epoch only if it is better than all before."""
+    fit = race()
+    best = train_one(replace(fit, recipe=replace(fit.recipe, keep="first-best")), CPU)
+    assert best.best_epoch == 1
+    assert best.weights["head.bias"].tolist() == pytest.approx([0.0, 0.05, -0.1, -9.0], abs=1e-6)
+    second = train_one(replace(fit, recipe=replace(fit.recipe, epochs=2)), CPU)
+    assert same(best.weights, second.weights)
+
+
 def test_the_last_epoch_is_kept_unless_asked_otherwise() -> None:
     last = train_one(race(), CPU)
     assert last.best_epoch == 4

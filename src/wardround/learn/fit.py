@@ -26,7 +26,7 @@ class Recipe:
     `step` multiplies the rate by `gamma` when each of the `milestones` (shares of the epochs) has passed; `cosine`
     takes it to zero, step by step. `augmentation` is what `augment` does (see `pixels`). `checkpointing` keeps the
     stages' inputs only and computes the rest again for the gradient: the same numbers from less memory. `keep` says
-    which epoch's weights come back: the last, or the best on validation images (of equals the last).
+    which epoch's weights come back: the last, or the best on validation images (of equals the last, or the first).
     """
 
     epochs: int
@@ -43,7 +43,7 @@ class Recipe:
     augmentation: Literal["shift", "zoom"] = "shift"
     checkpointing: bool = False
     precision: Literal["fp32", "bf16"] = "fp32"
-    keep: Literal["last", "best"] = "last"
+    keep: Literal["last", "best", "first-best"] = "last"
 
 
 class Outputs(NamedTuple):

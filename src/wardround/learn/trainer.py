@@ -194,7 +194,7 @@ class Trainer:
         """Remember the weights if no epoch before was better; decided on the device, so that nothing waits for it.
 
         Of equals the last: a site of one class is right about all of its validation images from the first epoch on, and
-        should still send what it learned after it.
+        should still send what it learned after it. `first-best` keeps the first of them, as FedISCA's code does.
         """
         validation = self.fit.validation
         if self.recipe.keep == "last" or validation is None or len(validation) == 0:
@@ -204,7 +204,7 @@ class Trainer:
         batches = (batch.to(self.device) for batch in torch.split(validation.images, batch_size(self.device)))
         logits = torch.cat([batch_outputs(self.net, batch, self.recipe.precision).logits for batch in batches])
         right = (logits.argmax(dim=1) == validation.labels.to(self.device)).sum()
-        better = right >= self.best_right
+        better = right > self.best_right if self.recipe.keep == "first-best" else right >= self.best_right
         if self.best_weights is None:
             self.best_weights = nets.read(self.net)
         for name, tensor in self.net.state_dict().items():

@@ -79,7 +79,7 @@ def check(study: Study, method: Method) -> None:
         )
     train = study.settings.train
     if train.keep != "last":
-        raise BadInput('train.keep = "best" looks at validation images without noise; with privacy, use "last"')
+        raise BadInput(f'train.keep = "{train.keep}" looks at validation images without noise; use "last" with privacy')
     if train.clip_norm is not None:
         raise BadInput("train.clip_norm has no place beside privacy.clip, which cuts each image's gradient; remove it")
     if train.checkpointing:
