@@ -196,7 +196,7 @@ def test_the_fast_preset_says_what_differs_from_the_papers() -> None:
     for method, own in fast["set"].items():
         published = make(method, paper["set"].get(method, {})).settings
         assert all(value != getattr(published, key) for key, value in own.items())
-    sites = {"epochs": 40, "lr": 1e-2, "schedule": "cosine", "augment": True, "precision": "bf16"}
+    sites = {"epochs": 40, "lr": 1e-2, "schedule": "cosine", "augment": True, "precision": "bf16", "keep": "best"}
     assert overlay(fast, {"set": {}})["train"] == {**paper["train"], **sites}
 
 

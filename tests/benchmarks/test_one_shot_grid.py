@@ -185,7 +185,7 @@ def test_settings_are_the_clients_then_the_preset_then_flags_then_the_entry(grid
     tree = one_shot.study_tree(str(preset), {"train": {"epochs": 2}}, "fp32")
     found = planned(grid, tree, "fedisca, batch adaptation", seed=4)
     train = found.settings.train
-    assert (train.epochs, train.lr, train.batch, train.keep, train.precision) == (2, 0.5, 128, "first-best", "fp32")
+    assert (train.epochs, train.lr, train.batch, train.keep, train.precision) == (2, 0.5, 128, "best", "fp32")
     assert (found.settings.seed, found.settings.data.partition_seed, found.settings.init) == (4, 4, "own")
     assert {key: found.record["settings"][key] for key in ("epochs", "adaptation", "steps", "temperature")} == {
         "epochs": 3,

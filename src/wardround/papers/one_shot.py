@@ -22,7 +22,8 @@ from wardround.settings import overlay, read_preset, validate
 
 NAME = "one_shot_grid"
 SAME = ("preset", "study")
-# FedISCA's clients: its public code, `train_classifier.py`; a site sends the first of the best epochs on its own tenth.
+# FedISCA's clients: its public code, `train_classifier.py`; the model sent is the best one on the site's own tenth. Of
+# equally good epochs it is the last; the code takes the first, as the preset `paper` does.
 CLIENTS: dict[str, Any] = {
     "rounds": 1,
     "init": "own",
@@ -43,7 +44,7 @@ CLIENTS: dict[str, Any] = {
         "momentum": 0.9,
         "weight_decay": 5e-4,
         "schedule": "step",
-        "keep": "first-best",
+        "keep": "best",
     },
 }
 MEASURES = {
