@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from wardround.learn.predictor import Member
 from wardround.models import NetSpec, StagedNet, build, fresh, spec_layout
 from wardround.models.registry import names
-from wardround.synthesis.fused_norm import FusedNorm, plain_moments, replace_norms
+from wardround.synthesis.fused_norm import FusedNorm, TrainedNorm, plain_moments, replace_norms
 from wardround.synthesis.teachers import AdaptedTeachers, Precision, Teachers
 
 CPU = torch.device("cpu")
@@ -121,6 +121,21 @@ def test_statistics_follow_as_batch_norms_do(name: str, precision: Precision, mo
         said = net.eval()(pixels(3).bfloat16() if precision == "bf16" else pixels(3)).float()
     size = float(said.abs().max())
     torch.testing.assert_close(adapted.logits(pixels(3)) / size, said / size, rtol=10 * tolerance, atol=tolerance)
+
+
+@EVERY
+def test_a_network_in_training_learns_as_with_plain_layers(name: str) -> None:
+    """The slopes of all parameters, in the optimiser's order, and what is remembered of two batches."""
+    ours, theirs = (plain(name).requires_grad_(True).train() for _ in range(2))
+    replace_norms(ours, TrainedNorm)
+    weigh, found = torch.arange(24.0).reshape(6, 4), []
+    for net in (ours, theirs):
+        net(pixels(1))
+        (net(pixels(2)) * weigh).sum().backward()  # type: ignore[no-untyped-call]
+        found.append({key: p.grad for key, p in net.named_parameters()} | dict(net.named_buffers()))
+    assert list(found[0]) == list(found[1])
+    for key, expected in found[1].items():
+        torch.testing.assert_close(found[0][key], expected, rtol=1e-5, atol=1e-5)
 
 
 @EVERY

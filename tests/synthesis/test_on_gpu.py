@@ -11,7 +11,7 @@ from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay
 from wardround.models import NetSpec, fresh
 from wardround.synthesis import kernels
-from wardround.synthesis.fused_norm import FusedNorm
+from wardround.synthesis.fused_norm import FusedNorm, TrainedNorm
 from wardround.synthesis.inversion import Inversion, Synthesis, balanced_labels
 from wardround.synthesis.teachers import Teachers
 
@@ -75,6 +75,32 @@ def test_running_statistics_follow_as_batch_norms_do(dtype: torch.dtype, monkeyp
         maps = torch.randn((16, 6, 5, 5), generator=draw).cuda().to(dtype, memory_format=torch.channels_last)
         with torch.no_grad():
             found.append((norm(maps), norm(maps * 2), norm.running_mean, norm.running_var))
+    for ours, plain in zip(*found, strict=True):
+        assert ours is not None and plain is not None  # noqa: PT018
+        near(ours, plain, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 5, 7, 7), (256, 64, 28, 28), (8, 130, 4, 4)])
+@pytest.mark.parametrize("kind", ["norm", "rectified", "shortcut"])
+def test_a_norm_in_training_is_the_plain_function(
+    shape: tuple[int, ...], dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output, the slopes by maps, shortcut and parameters, and what it remembers of two batches."""
+    found = []
+    for fused in (True, False):
+        monkeypatch.setattr(kernels, "can_run", lambda *_, fused=fused: fused)
+        draw = torch.Generator().manual_seed(0)
+        norm = TrainedNorm(layer(shape[1], draw), kind == "rectified").cuda().train().requires_grad_(True)
+        maps, shortcut, weigh = (
+            torch.randn(shape, generator=draw).cuda().to(dtype, memory_format=torch.channels_last) for _ in range(3)
+        )
+        x, y = maps.requires_grad_(), shortcut.requires_grad_()
+        inputs = [x, norm.weight, norm.bias, *([y] if kind == "shortcut" else [])]
+        for _ in range(2):
+            normed = norm.activate(x, y) if kind == "shortcut" else norm(x)
+        slopes = torch.autograd.grad((normed.float() * weigh).sum() / len(maps), inputs)
+        found.append((normed, *slopes, norm.running_mean, norm.running_var, norm.num_batches_tracked))
     for ours, plain in zip(*found, strict=True):
         assert ours is not None and plain is not None  # noqa: PT018
         near(ours, plain, dtype)

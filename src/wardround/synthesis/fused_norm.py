@@ -1,10 +1,11 @@
-"""Batch norm of frozen networks: norm, shortcut and ReLU in one pass, and what came in measured in the same.
+"""Batch norm at the coordinator: norm, shortcut and ReLU in one pass, and what came in measured in the same.
 
 Inversion needs two things of every batch-norm layer: its output under stored statistics, and how far the mean and
 variance of its input are from them. Done apart, with the ReLU and the sum of a residual block, they read and write the
 feature maps many times over; on a GPU that, not the convolutions, is what a step would wait for. Here Triton kernels
-read them once each way. Elsewhere the same is done by PyTorch's own functions, which is also what the kernels are
-tested against (`tests/synthesis/test_on_gpu.py`).
+read them once each way. A student in training has the same done with the statistics of each batch (`TrainedNorm`).
+Elsewhere it is all done by PyTorch's own functions, which is also what the kernels are tested against
+(`tests/synthesis/test_on_gpu.py`).
 """
 
 from __future__ import annotations
@@ -53,31 +54,45 @@ class FusedNorm(nn.BatchNorm2d):
                 maps, shortcut, self.weight, self.bias, mean, variance, self.eps, rectify, self.measuring
             )
         else:
-            normed = super().forward(maps)
-            normed = normed if shortcut is None else normed + shortcut
-            normed = F.relu(normed) if rectify else normed
+            normed = self._plain(maps, shortcut, rectify)
             moments = plain_moments(maps, mean) if self.measuring else ()
         if self.measuring:
             self.moments = (moments[0], moments[1])
         return normed  # type: ignore[no-any-return]
 
+    def _plain(self, maps: Tensor, shortcut: Tensor | None, rectify: bool) -> Tensor:
+        """By PyTorch's own functions."""
+        normed = super().forward(maps)
+        normed = normed if shortcut is None else normed + shortcut
+        return F.relu(normed) if rectify else normed
+
     def _batch_moments(self, maps: Tensor) -> Moments:
         """Of this batch; the running ones follow where they are tracked, as `nn.BatchNorm2d` has it."""
-        mean, variance = self._statistics()
-        gap, spread = kernels.moments(maps, mean)
-        centre = mean + gap
-        if self.track_running_stats:
-            count = maps.numel() // maps.shape[1]
-            share = self.momentum or 0.0
-            mean.add_(gap, alpha=share)
-            variance.lerp_(spread * (count / (count - 1)), share)
-        return centre, spread
+        share = (self.momentum or 0.0) if self.track_running_stats else 0.0
+        return kernels.batch_moments(maps, *self._statistics(), share)
 
     def _statistics(self) -> Moments:
         mean, variance = self.running_mean, self.running_var
         if mean is None or variance is None:
             raise ValueError("a batch-norm layer without running statistics cannot be a teacher's")
         return mean, variance
+
+
+class TrainedNorm(FusedNorm):
+    """Stands in for a batch-norm layer of a network in training; its parameters learn.
+
+    In evaluation mode, which is rare there, all is left to PyTorch.
+    """
+
+    def _norm(self, maps: Tensor, shortcut: Tensor | None, rectify: bool) -> Tensor:
+        if not (self.training and kernels.can_run(maps, shortcut)):
+            return self._plain(maps, shortcut, rectify)
+        if self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        mean, variance = self._batch_moments(maps)
+        return _Trained.apply(  # type: ignore[no-any-return, no-untyped-call]
+            maps, shortcut, self.weight, self.bias, mean, variance, self.eps, rectify
+        )
 
 
 def plain_moments(maps: Tensor, centre: Tensor) -> Moments:
@@ -91,7 +106,7 @@ def widened(values: Tensor) -> Tensor:
     return values.float() if values.dtype == torch.bfloat16 else values
 
 
-def replace_norms(net: nn.Module) -> list[FusedNorm]:
+def replace_norms(net: nn.Module, kind: type[FusedNorm] = FusedNorm) -> list[FusedNorm]:
     """Put a stand-in in the place of every batch-norm layer; these, in the order of the network.
 
     A ReLU that follows in a sequence becomes part of it.
@@ -100,11 +115,11 @@ def replace_norms(net: nn.Module) -> list[FusedNorm]:
     children = list(net.named_children())
     for place, (name, child) in enumerate(children):
         if not isinstance(child, nn.BatchNorm2d):
-            found += replace_norms(child)
+            found += replace_norms(child, kind)
             continue
         after = children[place + 1] if isinstance(net, nn.Sequential) and place + 1 < len(children) else ("", None)
         rectified = isinstance(after[1], nn.ReLU)
-        stand_in = FusedNorm(child, rectified)
+        stand_in = kind(child, rectified)
         setattr(net, name, stand_in)
         if rectified:
             setattr(net, after[0], nn.Identity())
@@ -142,3 +157,38 @@ class _Fused(torch.autograd.Function):
             slopes[0], maps, normed, weight, mean, variance, ctx.eps, gap, by_moments, ctx.has_shortcut
         )
         return found, passed, None, None, None, None, None, None, None
+
+
+class _Trained(torch.autograd.Function):
+    """relu(norm(maps) + shortcut) under the batch's own statistics, which are functions of the maps themselves.
+
+    With g the slope behind the ReLU, x̂ = (x − μ)/√(σ² + ε) and n rows: ∂β = Σg, ∂γ = Σg·x̂, and
+    ∂x = γ/√(σ² + ε) · (g − ∂β/n − x̂·∂γ/n).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        maps: Tensor,
+        shortcut: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        eps: float,
+        rectify: bool,
+    ) -> Tensor:
+        normed, _ = kernels.norm(maps, shortcut, weight, bias, mean, variance, eps, rectify, measure=False)
+        ctx.save_for_backward(maps, normed if rectify else None, weight, mean, variance)
+        ctx.eps, ctx.has_shortcut = eps, shortcut is not None
+        return normed
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        maps, normed, weight, mean, variance = ctx.saved_tensors
+        slope = slope.contiguous(memory_format=torch.channels_last)
+        by_weight, by_bias, by_moments = kernels.parameter_slopes(slope, maps, normed, weight, mean, variance, ctx.eps)
+        found, passed = kernels.backward(
+            slope, maps, normed, weight, mean, variance, ctx.eps, None, by_moments, ctx.has_shortcut
+        )
+        return found, passed, by_weight, by_bias, None, None, None, None

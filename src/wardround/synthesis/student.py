@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from wardround.learn import nets
 from wardround.models import NetSpec, Weights, build
+from wardround.synthesis.fused_norm import TrainedNorm, replace_norms
 from wardround.synthesis.teachers import Precision
 
 
@@ -60,6 +61,7 @@ class Student:
         self.net = build(spec).to(device)
         self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         nets.load(self.net, weights)
+        replace_norms(self.net, TrainedNorm)
         self.net.train()
         self.bf16 = precision == "bf16"
         self.rate = torch.zeros((), device=device)  # on the device, so that a captured step sees it change
