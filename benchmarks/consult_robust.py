@@ -5,6 +5,7 @@ In each cell (a set, a level of skew, a seed) the sites train once. Then each si
 - few: it is honest, but has a handful of images of what is its commonest class, and trained on them (one more training)
 - labels: it calls every class by the name of the next, in its model and its counts, as after a shifted column
 - noise: its model was never trained
+- shuffled: the numbers within each tensor of its model are in random order
 - counts: its model is good, and it claims a million images of every class
 - both: wrong labels, and a million images of every class
 
@@ -30,14 +31,14 @@ from torch import Tensor
 from experiments import Experiment, main_of
 from trained_cells import Cell
 from wardround.data.federation import Site
-from wardround.exchange.bundle import Bundle
+from wardround.exchange.bundle import SIZE, Bundle
 from wardround.methods.base import layout_groups
 from wardround.methods.class_ensemble import LABEL_COUNTS
 from wardround.methods.state import State
 
 NAME = "consult_robust"
 METHODS = ("consult", "class-ensemble", "ensemble")
-KINDS = ("honest", "without", "few", "labels", "noise", "counts", "both")
+KINDS = ("honest", "without", "few", "labels", "noise", "shuffled", "counts", "both")
 GROUP = ("set", "alpha", "kind", "method")
 HANDFUL, CLAIMED = 5, 1_000_000
 FIGURES = {
@@ -63,9 +64,12 @@ def answers_of(cell: Cell, bad: Site, kind: str) -> dict[str, Bundle]:
     if kind == "noise":
         weights = cell.study.fresh_weights(cell.study.spec(bad.name), "noise", bad.name)
         own = replace(own, groups={**own.groups, **layout_groups(cell.study.spec(bad.name), weights)})
+    if kind == "shuffled":
+        own = shuffled(own, torch.Generator().manual_seed(0))
     if kind in ("counts", "both"):
         claimed = torch.full_like(own.group(LABEL_COUNTS)["counts"], CLAIMED)
-        own = replace(own, groups={**own.groups, LABEL_COUNTS: {"counts": claimed}})
+        lies = {LABEL_COUNTS: {"counts": claimed}, SIZE: {"images": claimed.sum()}}
+        own = replace(own, groups={**own.groups, **lies})
     return {**cell.answers, bad.name: own}
 
 
@@ -84,6 +88,20 @@ def with_wrong_labels(bundle: Bundle) -> Bundle:
     for name in ("head.weight", "head.bias"):
         groups["parameters"][name] = groups["parameters"][name].roll(1, dims=0)
     groups[LABEL_COUNTS]["counts"] = groups[LABEL_COUNTS]["counts"].roll(1)
+    return replace(bundle, groups=groups)
+
+
+def shuffled(bundle: Bundle, draw: torch.Generator) -> Bundle:
+    """The model with the numbers of each tensor in random order: nothing is odd about any of them, nor any use."""
+
+    def mixed(tensor: Tensor) -> Tensor:
+        return tensor.flatten()[torch.randperm(tensor.numel(), generator=draw)].reshape(tensor.shape)
+
+    network = ("parameters", "statistics")
+    groups = {
+        name: {key: mixed(tensor) for key, tensor in tensors.items()} if name in network else tensors
+        for name, tensors in bundle.groups.items()
+    }
     return replace(bundle, groups=groups)
 
 

@@ -54,7 +54,7 @@ def test_a_bad_site_among_three(scripts: Any, blobs: Path, tmp_path: Path, capsy
     assert scripts.robust.main(arguments) == 0
     record = json.loads((tmp_path / "out.json").read_text())
     rows = record["entries"]
-    assert len(rows) == 3 * 7 * 3  # which site is bad, how, and the method
+    assert len(rows) == 3 * 8 * 3  # which site is bad, how, and the method
     by = {(row["bad"], row["kind"], row["method"]): row["figures"] for row in rows}
     assert {key for figures in by.values() for key in figures} == set(scripts.robust.FIGURES)
     for site in ("site-1", "site-2", "site-3"):
@@ -153,6 +153,17 @@ def test_wrong_labels_are_those_of_the_class_before(scripts: Any, answer: Bundle
     for name in ("head.weight", "head.bias"):
         assert torch.equal(wrong.group("parameters")[name][1], answer.group("parameters")[name][0])
     assert wrong.group("statistics").keys() == answer.group("statistics").keys()
+
+
+def test_a_shuffled_model_has_the_same_numbers_in_another_order(scripts: Any, answer: Bundle) -> None:
+    mixed = scripts.robust.shuffled(answer, torch.Generator().manual_seed(0))
+    assert mixed.group("label_counts") == answer.group("label_counts")
+    assert mixed.group("counters") == answer.group("counters")
+    for group in ("parameters", "statistics"):
+        assert mixed.group(group).keys() == answer.group(group).keys()
+        for name, tensor in answer.group(group).items():
+            assert torch.equal(mixed.group(group)[name].flatten().sort().values, tensor.flatten().sort().values)
+    assert not torch.equal(mixed.group("parameters")["head.weight"], answer.group("parameters")["head.weight"])
 
 
 def test_a_handful_of_the_commonest_class(scripts: Any) -> None:

@@ -250,7 +250,7 @@ def test_a_network_that_answers_no_numbers_says_what_its_prior_says(said: list[f
 
 def test_no_number_is_not_a_preference() -> None:
     nothing = torch.full((1, 2), math.nan).double()
-    assert pair_wins(nothing, torch.tensor([0]), double(9, 9), torch.zeros(2).double(), 1.0) == (0, 1)
+    assert pair_wins(nothing, torch.tensor([0]), double(9, 9), torch.zeros(2).double(), 1.0) == (0, 1, 1)
 
 
 # Held to what it says -------------------------------------------------------------------------------------------------
@@ -263,15 +263,15 @@ def test_how_often_a_network_prefers_the_true_class() -> None:
     """
     logits = log([0.6, 0.3, 0.1], [0.4, 0.6, 0.0001], [0.2, 0.1, 0.7])
     labels, counts = torch.tensor([0, 1, 2]), double(20, 20, 3)
-    assert pair_wins(logits, labels, counts, log(0.4, 0.4, 0.2), 10.0) == (2, 2)
-    assert pair_wins(logits, labels, counts, log(0.1, 0.8, 0.1), 10.0) == (1, 2)
-    assert pair_wins(logits, labels, counts, log(0.4, 0.4, 0.2), 1.0) == (6, 6)
-    assert pair_wins(logits, labels, counts, log(0.4, 0.4, 0.2), 30.0) == (0, 0)
+    assert pair_wins(logits, labels, counts, log(0.4, 0.4, 0.2), 10.0) == (2, 2, 2)
+    assert pair_wins(logits, labels, counts, log(0.1, 0.8, 0.1), 10.0) == (1, 2, 2)
+    assert pair_wins(logits, labels, counts, log(0.4, 0.4, 0.2), 1.0) == (6, 6, 3)
+    assert pair_wins(logits, labels, counts, log(0.4, 0.4, 0.2), 30.0) == (0, 0, 0)
 
 
 def test_a_tie_is_not_a_preference() -> None:
     even = torch.zeros(1, 2).double()
-    assert pair_wins(even, torch.tensor([0]), double(9, 9), torch.zeros(2).double(), 1.0) == (0, 1)
+    assert pair_wins(even, torch.tensor([0]), double(9, 9), torch.zeros(2).double(), 1.0) == (0, 1, 1)
 
 
 # In a predictor -------------------------------------------------------------------------------------------------------

@@ -12,20 +12,13 @@ from methods.skewed import SEEN, federate, none_of, with_site
 from remote.parties import OPEN, Parties, agreement
 from tiny import context, coordinate, deployed, drive, federation, study, watch_bundles
 from wardround.data.federation import Federation
-from wardround.exchange.bundle import Bundle
+from wardround.exchange.bundle import SIZE, Bundle
 from wardround.exchange.policy import Policy
 from wardround.methods.base import Context, join_groups, layout_groups, split_groups
 from wardround.methods.class_ensemble import LABEL_COUNTS
-from wardround.methods.consult import (
-    Consult,
-    ConsultSettings,
-    common_prior,
-    counts_group,
-    panel_of,
-    seen_by_sites,
-    told,
-)
+from wardround.methods.consult import Consult, ConsultSettings, common_prior, panel_of
 from wardround.methods.registry import make
+from wardround.methods.seen import counts_group, seen_by_sites, told
 from wardround.methods.state import State
 from wardround.methods.trust import guessed, log_shares
 from wardround.models import fresh
@@ -64,6 +57,13 @@ def skewed() -> tuple[Federation, Study, dict[str, Bundle]]:
     data = federate()
     ctx, _ = listening(data)
     return data, ctx.study, answered(ctx, data, method())
+
+
+def claiming(bundle: Bundle, *counts: int) -> Bundle:
+    """The same model, with these counts and as many images in all."""
+    images = torch.tensor(min(sum(counts), 2**62))
+    told = {LABEL_COUNTS: {"counts": torch.tensor(counts)}, SIZE: {"images": images}}
+    return replace(bundle, groups={**bundle.groups, **told})
 
 
 def told_counts(bundle: Bundle) -> list[int]:
@@ -125,14 +125,14 @@ def test_images_that_a_model_does_not_show_are_not_counted_and_said(skewed: Any)
     (state,) = method().absorb(ctx, State(), sent)
     before = state.facts[LABEL_COUNTS]
     assert (before, notes) == ({site: told_counts(bundle) for site, bundle in sent.items()}, [])
-    groups = {**sent["site-2"].groups, LABEL_COUNTS: {"counts": torch.full((4,), 1000)}}
-    (state,) = method().absorb(ctx, State(), {**sent, "site-2": replace(sent["site-2"], groups=groups)})
+    (state,) = method().absorb(ctx, State(), {**sent, "site-2": claiming(sent["site-2"], *[1000] * 4)})
     assert SEEN[1] == (1, 2)
     assert state.facts[LABEL_COUNTS] == {**before, "site-2": [50, 1000, 1000, 50]}
     unseen = f"{data.classes[0]}, {data.classes[3]}"
     assert notes == [
         f"site-2 tells of images of {unseen} that its model does not show, or did not learn from; 1,900 of its 4,000 "
-        "images are not counted"
+        "images are not counted",
+        "site-2 tells of 2,100 images, more than 3 times the median of the others'; it is heard as if it had 72",
     ]
 
 
@@ -140,10 +140,27 @@ def test_a_model_that_answers_with_no_numbers_is_refused(skewed: Any) -> None:
     data, _, sent = skewed
     ctx, notes = listening(data)
     groups = {name: dict(tensors) for name, tensors in sent["site-2"].groups.items()}
-    groups["statistics"] = {name: torch.full_like(t, -1e30) for name, t in groups["statistics"].items()}
+    groups["statistics"] = {name: torch.full_like(t, -1e4) for name, t in groups["statistics"].items()}
     (state,) = method().absorb(ctx, State(), {**sent, "site-2": replace(sent["site-2"], groups=groups)})
     assert sorted(state.groups) == ["site-1", "site-3"]
     assert notes == ["the model of site-2 is refused: its answers are NaN or infinite"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("running_mean", -1e25), ("running_var", 1e30)])
+def test_a_model_whose_statistics_cannot_be_is_refused(skewed: Any, name: str, value: float) -> None:
+    """Of one channel that no answer depends on; a synthesis would still be measured by it, and overflow."""
+    data, _, sent = skewed
+    ctx, notes = listening(data)
+    groups = {group: {n: t.clone() for n, t in tensors.items()} for group, tensors in sent["site-2"].groups.items()}
+    layer = next(key.removesuffix(name) for key in groups["statistics"] if key.endswith(name))
+    groups["statistics"][f"{layer}{name}"][0] = value
+    groups["parameters"][f"{layer}weight"][0] = 0
+    (state,) = method().absorb(ctx, State(), {**sent, "site-2": replace(sent["site-2"], groups=groups)})
+    assert sorted(state.groups) == ["site-1", "site-3"]
+    size = abs(value) if name == "running_mean" else value**0.5
+    assert notes == [
+        f"the model of site-2 is refused: its batch-norm statistics are of feature maps as large as {size:.0e}"
+    ]
 
 
 def test_a_model_that_was_never_trained_is_not_heard(skewed: Any) -> None:
@@ -178,10 +195,11 @@ def test_a_model_that_was_never_trained_is_not_heard(skewed: Any) -> None:
 def test_absurd_counts_do_no_more_than_large_ones(skewed: Any, counts: list[int]) -> None:
     data, _, sent = skewed
     ctx, notes = listening(data)
-    lie = {**sent["site-2"].groups, LABEL_COUNTS: {"counts": torch.tensor(counts)}}
-    (state,) = method().absorb(ctx, State(), {**sent, "site-2": replace(sent["site-2"], groups=lie)})
+    (state,) = method().absorb(ctx, State(), {**sent, "site-2": claiming(sent["site-2"], *counts)})
     assert state.facts[LABEL_COUNTS]["site-2"] == [min(n, 2**40) for n in counts]  # of what its model shows
-    assert notes == []
+    impossible, large = notes
+    assert impossible == f"site-2 tells of counts that cannot be, from 0 to {max(counts):,}"
+    assert large.endswith("; it is heard as if it had 72")
     assert bool(method().predictor(ctx, state).scores(data.test.images, ctx.device).isfinite().all())
 
 
@@ -191,8 +209,7 @@ def test_networks_that_did_not_begin_anew_are_not_asked_what_they_show(
 ) -> None:
     data, _, sent = skewed
     ctx, notes = listening(data)
-    lie = {**sent["site-2"].groups, LABEL_COUNTS: {"counts": torch.full((4,), 1000)}}
-    answers = {**sent, "site-2": replace(sent["site-2"], groups=lie)}
+    answers = {**sent, "site-2": claiming(sent["site-2"], *[1000] * 4)}
     kept = State({name: join_groups(bundle) for name, bundle in answers.items()})
     if why == "round":
         ctx = replace(ctx, round=1)
@@ -200,17 +217,32 @@ def test_networks_that_did_not_begin_anew_are_not_asked_what_they_show(
         model = ctx.study.settings.model.model_copy(update={"weights": "some.safetensors"})
         ctx = replace(ctx, study=replace(ctx.study, settings=ctx.study.settings.model_copy(update={"model": model})))
     else:
-        monkeypatch.setattr("wardround.methods.consult.trains_privately", lambda privacy: True)
+        monkeypatch.setattr("wardround.methods.seen.trains_privately", lambda privacy: True)
     assert seen_by_sites(ctx, kept, answers)["site-2"].tolist() == [1000] * 4
-    assert notes == []
+    assert [note.partition(",")[0] for note in notes] == ["site-2 tells of 4"]  # thousand, beside 24 of the others
 
 
-def test_counts_below_zero_are_taken_for_none(skewed: Any) -> None:
+@pytest.mark.parametrize(
+    ("counts", "taken", "words"),
+    [
+        ([-5, 3, 0, 0], [0, 3, 0, 0], "tells of counts that cannot be, from -5 to 3"),
+        (
+            [40, 60, 0, 0],
+            [10, 14, 0, 0],
+            "tells of 100 images by class and of 24 in all; its counts are scaled to these",
+        ),
+        ([0, 0, 0, 0], [0, 0, 0, 0], "tells of no image of any class, so its model is heard about none"),
+    ],
+)
+def test_counts_that_contradict_themselves_are_named(
+    skewed: Any, counts: list[int], taken: list[int], words: str
+) -> None:
     data, _, sent = skewed
-    ctx, _ = listening(data)
-    lie = {**sent["site-1"].groups, LABEL_COUNTS: {"counts": torch.tensor([-5, 3, 0, 0])}}
+    ctx, notes = listening(data)
+    lie = {**sent["site-1"].groups, LABEL_COUNTS: {"counts": torch.tensor(counts)}}
     (state,) = method().absorb(ctx, State(), {**sent, "site-1": replace(sent["site-1"], groups=lie)})
-    assert state.facts[LABEL_COUNTS]["site-1"] == [0, 3, 0, 0]
+    assert state.facts[LABEL_COUNTS]["site-1"] == taken
+    assert notes == [f"site-1 {words}"]
 
 
 @pytest.mark.parametrize("counts", ["exact", "binned", "none"])
@@ -229,7 +261,8 @@ def test_a_whole_run_crosses_what_is_declared(counts: str, tmp_path: Path, monke
     assert ("what site-1, site-2, site-3 trained on was not told, and is guessed from the models alone" in words) == (
         counts == "none"
     )
-    assert sum(text.startswith(("site-1 ", "site-2 ", "site-3 ")) for text in words) == 3
+    assert sum(" takes the shared predictor" in text or " keeps its own model" in text for text in words) == 3
+    assert sum("tells of no image of any class" in text for text in words) == (3 if counts == "binned" else 0)
     homes = [deployed(tmp_path / "run", f"site-{n}") for n in (1, 2, 3)]
     assert {(found.combine, len(found.members)) for found in homes} <= {("pairs", 3), ("logits", 1)}
 
@@ -332,22 +365,20 @@ def permuted(bundle: Bundle) -> Bundle:
 def test_a_member_that_is_wrong_about_what_it_claims_to_know_is_not_heard(skewed: Any) -> None:
     """Site 2 has wrong labels; site 1 and 3 hear of it where their images can tell, site 2 itself keeps its model."""
     data, _, sent = skewed
-    wrong = {**sent, "site-2": permuted(sent["site-2"])}
-    lie = {**wrong["site-2"].groups, LABEL_COUNTS: {"counts": torch.tensor([30, 30, 30, 30])}}
-    wrong["site-2"] = replace(wrong["site-2"], groups=lie)
+    wrong = {**sent, "site-2": claiming(permuted(sent["site-2"]), 30, 30, 30, 30)}
     ctx, notes = listening(data)
     heard = [len(at_site(ctx, data, wrong, place, prior=0.0).members) for place in range(3)]
     assert heard == [2, 3, 2]
-    assert notes[0].endswith("; it does not hear site-2, wrong about what it claims to have seen")
-    assert "does not hear" not in notes[1]
+    words = [note for note in notes if " takes " in note or " keeps " in note]
+    assert words[0].endswith("; it does not hear site-2, wrong about what it claims to have seen")
+    assert "does not hear" not in words[1]
     assert [len(at_site(ctx, data, wrong, place, prior=0.0, vet=0.0).members) for place in range(3)] == [3, 3, 3]
 
 
 def test_who_is_not_heard_is_not_counted_among_the_patients_either(skewed: Any) -> None:
     """Site 1 expects the mix of the two sites that it hears, not that of all three."""
     data, _, sent = skewed
-    lie = {**permuted(sent["site-2"]).groups, LABEL_COUNTS: {"counts": torch.tensor([30, 30, 30, 30])}}
-    lied = {**sent, "site-2": replace(sent["site-2"], groups=lie)}
+    lied = {**sent, "site-2": claiming(permuted(sent["site-2"]), 30, 30, 30, 30)}
     ctx, _ = listening(data)
     (state,) = method().absorb(ctx, State(), lied)
     every = method().predictor(ctx, state)
@@ -362,20 +393,19 @@ def test_who_is_not_heard_is_not_counted_among_the_patients_either(skewed: Any) 
 
 def test_a_site_without_a_model_that_believes_nobody_hears_all(skewed: Any) -> None:
     data, _, sent = skewed
-    wrong = {site: permuted(sent[site]) for site in ("site-2", "site-3")}
-    for site, bundle in wrong.items():
-        counts = {LABEL_COUNTS: {"counts": torch.tensor([30, 30, 30, 30])}}
-        wrong[site] = replace(bundle, groups={**bundle.groups, **counts})
+    wrong = {site: claiming(permuted(sent[site]), 30, 30, 30, 30) for site in ("site-2", "site-3")}
     ctx, _ = listening(data)
     assert len(at_site(ctx, data, wrong, 0, vet=0.99).members) == 2
 
 
-def test_few_answers_are_no_proof(skewed: Any) -> None:
-    """Site 1 with six validation images: site 2 is asked about too few pairs to be judged."""
+@pytest.mark.parametrize(("images", "heard"), [(19, 3), (20, 2)])
+def test_few_images_are_no_proof(skewed: Any, images: int, heard: int) -> None:
+    """However many pairs of classes each of them is asked about."""
     data, _, sent = skewed
-    few = with_site(data, 0, val=data.sites[0].val.take(torch.arange(6)))
+    few = with_site(data, 0, val=data.sites[0].val.take(torch.arange(images)))
     ctx, _ = listening(few)
-    assert len(at_site(ctx, few, {**sent, "site-2": permuted(sent["site-2"])}, 0, prior=0.0).members) == 3
+    wrong = {**sent, "site-2": claiming(permuted(sent["site-2"]), 30, 30, 30, 30)}
+    assert len(at_site(ctx, few, wrong, 0, prior=0.0).members) == heard
 
 
 def test_its_own_model_may_be_louder(skewed: Any) -> None:

@@ -15,7 +15,7 @@ from methods.skewed import federate, none_of, with_site
 from methods.test_consult import SHAPES
 from tiny import context, coordinate, deployed, drive, federation, predictor_bytes, study, watch_bundles
 from wardround.data.federation import Federation
-from wardround.errors import BadInput
+from wardround.errors import BadInput, SiteDiverged
 from wardround.exchange.bundle import Bundle
 from wardround.learn import statistics
 from wardround.learn.pixels import normalise
@@ -304,7 +304,7 @@ def test_a_model_without_answers_does_not_end_the_study(sent: Sent) -> None:
     notes: list[str] = []
     ctx = replace(base, note=notes.append)
     groups = {name: dict(tensors) for name, tensors in bundles["site-2"].groups.items()}
-    groups["statistics"] = {name: torch.full_like(t, -1e30) for name, t in groups["statistics"].items()}
+    groups["statistics"] = {name: torch.full_like(t, -1e4) for name, t in groups["statistics"].items()}
     bad = {**bundles, "site-2": replace(bundles["site-2"], groups=groups)}
     *_, state = method().absorb(ctx, State(), bad)
     *_, without = method().absorb(ctx, State(), {"site-1": bundles["site-1"]})
@@ -466,6 +466,35 @@ def test_a_lesson_that_does_not_help_is_not_taken(sent: Sent) -> None:
     assert right(end.value.value, ctx, site.val) == 0.5
     assert float(end.value.value.members[0].weights["head.bias"][0]) == 50
     assert notes[0].startswith("site-1 takes the shared predictor, its batch-norm statistics taken anew,")
+    assert notes[0].endswith(
+        "; the student before any prior: taught what the site has seen 0.0%, its batch-norm statistics taken anew "
+        "50.0%, as it came 50.0%"
+    )
+
+
+def test_a_lesson_that_diverges_is_left_out(sent: Sent) -> None:
+    data, base, _, _ = sent
+    notes: list[str] = []
+    ctx, of = replace(base, note=notes.append), method()
+    site = data.sites[0]
+    more = replace(site, train=replace(site.train, labels=torch.zeros_like(site.train.labels)))
+    work = of.personal(ctx, more, home(ctx, of, constant(ctx, 0)), State({OWN: constant(ctx, 0)}))
+    next(work)
+    with pytest.raises(StopIteration) as end:
+        work.throw(SiteDiverged("training diverged"))
+    assert right(end.value.value, ctx, site.val) == 0.5
+    assert notes[0] == "the lesson at site-1 diverged and is left out; use a smaller tune_lr"
+    assert notes[1].startswith("site-1 takes the shared predictor, its batch-norm statistics taken anew,")
+
+
+def test_an_own_model_that_diverged_is_no_bar(sent: Sent) -> None:
+    data, base, _, _ = sent
+    notes: list[str] = []
+    ctx, of = replace(base, note=notes.append), method(replayed=0)
+    own = {name: t * math.nan if t.is_floating_point() else t for name, t in constant(ctx, 0).items()}
+    found = drive(ctx, of.personal(ctx, data.sites[0], home(ctx, of, constant(ctx, 1), 0), State({OWN: own})))
+    assert right(found, ctx, data.sites[0].val) == 0.5
+    assert notes[0].startswith("site-1 takes the shared predictor")
 
 
 def test_a_site_without_memory_or_validation_images(sent: Sent) -> None:

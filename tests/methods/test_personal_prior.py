@@ -12,6 +12,7 @@ from torch import Tensor
 from tiny import federation, images
 from wardround.data.federation import Site
 from wardround.learn.predictor import Member, Predictor
+from wardround.methods import personal_prior
 from wardround.methods.personal_prior import (
     NUDGE,
     SHARPER,
@@ -150,9 +151,9 @@ def test_a_site_lowers_the_class_that_is_named_too_readily() -> None:
     assert found.predictor.log_prior is not None
     torch.testing.assert_close(found.predictor.log_prior, 0.25 * prior - double(0, rest))
     assert found.words == (
-        "takes the shared predictor with its own prior, tempered by 0.25, where sites begin; it expects less of "
-        f"{judge.site.val.classes[1]}, to be as good as its own model (100.0% of 20 validation images, its own model "
-        "100.0%)"
+        "takes the shared predictor with its own prior, tempered by 0.25, with which every site begins; it expects "
+        f"less of {judge.site.val.classes[1]}, to be as good as its own model (100.0% of 20 validation images, its own "
+        "model 100.0%)"
     )
     assert found.accuracy == 1
     assert found.predictor.least_familiar is None  # nobody said how familiar these images are
@@ -219,7 +220,7 @@ def test_its_own_prior_takes_the_place_of_what_the_shared_predictor_expected() -
     own, prior = (OWN, many([1, 0], [1, 0])), double(5.5 / 7, 1.5 / 7).log()
     offer = Offer(shared, many([2, 0], [0, 1]))
     found = judge.choose([offer], own)
-    assert "tempered by 0.60, where sites begin (100.0%" in found.words  # 0.6 + 0.4·0.4 is less than 0.6·1.2993
+    assert "tempered by 0.60, with which every site begins (100.0%" in found.words  # 0.6 + 0.4·0.4 is below 0.6·1.2993
     assert found.predictor.log_prior is not None
     torch.testing.assert_close(found.predictor.log_prior, 0.6 * prior + 0.4 * double(-0.2, 0.2))
     for t in (1.0, 2.0):
@@ -274,7 +275,7 @@ def test_a_handful_of_images_begins_with_the_whole_prior() -> None:
         assert found.predictor.log_prior is not None
         torch.testing.assert_close(found.predictor.log_prior, double(5.5 / 7, 1.5 / 7).log() - double(0, lowered))
     twenty = Judge(site([0] * 20, [0] * 5 + [1]), None, calibrate=False, least=0.25)
-    assert "0.25, where sites begin" in twenty.choose([Offer(SHARED, many([2, 0], [2, 0]))], None).words
+    assert "0.25, with which every site begins" in twenty.choose([Offer(SHARED, many([2, 0], [2, 0]))], None).words
 
 
 def test_a_site_that_has_trained_on_nothing_has_no_prior_to_begin_with() -> None:
@@ -369,6 +370,21 @@ def test_calibration_is_told_before_and_after_and_changes_no_answer() -> None:
     assert after < 0.02 < before
 
 
+def test_what_is_well_calibrated_is_not_flattened_for_one_surprise() -> None:
+    """29 answers at odds of e^4 are right, and one at e^20 is wrong: its likelihood outweighs all others'."""
+    labels = [0] * 29 + [1]
+    scores = double([4, 0]).repeat(30, 1)
+    scores[29] = double(20, 0)
+    found = Judge(site(labels, [0, 1]), None, calibrate=True).choose([Offer(SHARED, scores)], None)
+    factor = best_factor(scores, torch.tensor(labels))
+    assert factor < 0.5
+    before, after = (calibration_error(f * scores, torch.tensor(labels)) for f in (1.0, factor))
+    assert before < after
+    words = f"; calibration error {before:.1%}, left as it is: what is likeliest would make it {after:.1%}"
+    assert found.words.endswith(words)
+    assert found.predictor.sharpness is None
+
+
 @pytest.mark.parametrize("n", [1, 19])
 def test_a_handful_of_images_is_not_calibrated_on(n: int) -> None:
     """All of them are right, so the largest factor would fit best: on one image, certainty for every other."""
@@ -393,7 +409,7 @@ def test_from_where_on_an_image_is_familiar() -> None:
     assert lowest_familiar(familiarity[2:]) is None
 
 
-def test_a_site_finds_what_is_familiar_on_what_it_answers_right() -> None:
+def test_a_site_finds_what_is_familiar_on_what_it_answers_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Right answers score 1 to 21 before the prior, one wrong one scores 0.5: the second lowest right one is 2."""
     scores = double(*([float(n), 0.0] for n in range(1, 22)), [0.5, 0.0])
     labels = [0] * 21 + [1]
@@ -405,7 +421,8 @@ def test_a_site_finds_what_is_familiar_on_what_it_answers_right() -> None:
     assert marks is not None
     assert marks.tolist() == [True, *[False] * 20, True]
     assert SHARED.unfamiliar([scores]) is None
+    monkeypatch.setattr(personal_prior, "calibrated", lambda predictor, *_: (sharpened(predictor, 2.0), ""))
     sharp = Judge(site(labels, [0] * 5 + [1]), 1.0, calibrate=True).choose([offer], None).predictor
     assert sharp.sharpness is not None
-    assert float(sharp.sharpness) != 1
+    assert float(sharp.sharpness) == 2
     assert sharp.least_familiar == found.least_familiar  # whatever its sharpness

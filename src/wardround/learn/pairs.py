@@ -111,8 +111,8 @@ def bounded(weights: Tensor, doubt: float) -> Tensor:
     return torch.minimum(weights, weights.sum(dim=0, keepdim=True) - weights + doubt)
 
 
-def pair_wins(logits: Tensor, labels: Tensor, counts: Tensor, log_prior: Tensor, least: float) -> tuple[int, int]:
-    """How often one network prefers the true class to another, and how often it was asked.
+def pair_wins(logits: Tensor, labels: Tensor, counts: Tensor, log_prior: Tensor, least: float) -> tuple[int, int, int]:
+    """How often one network prefers the true class to another, how often it was asked, and on how many images.
 
     It is asked about pairs that it claims to know: of which it has `least` images by the harmonic mean.
     """
@@ -120,4 +120,4 @@ def pair_wins(logits: Tensor, labels: Tensor, counts: Tensor, log_prior: Tensor,
     asked = harmonic(counts.unsqueeze(0))[0][labels] >= least
     asked[torch.arange(len(labels)), labels] = False
     won = said.gather(1, labels.unsqueeze(1)) > said
-    return int((won & asked).sum()), int(asked.sum())
+    return int((won & asked).sum()), int(asked.sum()), int(asked.any(dim=1).sum())

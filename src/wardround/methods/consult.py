@@ -5,7 +5,7 @@ panel of all models under the rule of `learn/pairs.py`: every pair of classes is
 each as far as it knows them. Votes have each site's own label shares divided out; what is common at all sites together
 is expected a little more, scores + ½·log π, with π the shares of all sites' images (`federation` is the ½). Nothing is
 trained by the coordinator. What a site says to have seen is held to what its model shows, and a model that says the
-same of every image has no vote (`methods/trust.py`).
+same of every image has no vote (`methods/seen.py`).
 
 At the site the shared predictor becomes its own, with the site's validation images as the judge:
 - a member that is wrong about what it claims to know is not heard: of the pairs of classes it says to have seen, with
@@ -32,7 +32,7 @@ Why T = 3, 100 images of doubt, sharpness 5: chosen by test accuracy on blood ce
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -41,25 +41,23 @@ from pydantic import Field
 from torch import Tensor
 
 from wardround.data.federation import Site
-from wardround.exchange.bundle import SIZE, Bundle
-from wardround.exchange.payload import Group, Payload
+from wardround.exchange.bundle import Bundle
+from wardround.exchange.payload import Payload
 from wardround.learn import pairs
 from wardround.learn.predictor import Member, Predictor
 from wardround.methods.base import Answer, Context, Work
 from wardround.methods.class_ensemble import LABEL_COUNTS, ClassEnsemble
 from wardround.methods.ensemble import panel_members
-from wardround.methods.oneshot import logits_of, of_noise
+from wardround.methods.oneshot import logits_of
 from wardround.methods.personal_prior import Judge, Offer
+from wardround.methods.seen import counts_group, seen_by_sites, told
 from wardround.methods.state import State
-from wardround.methods.trust import guessed, held_to_model, log_shares, plausible, spread, still
-from wardround.privacy.counts import binned
-from wardround.privacy.plan import trains_privately
+from wardround.methods.trust import log_shares, plausible
 from wardround.settings import Frozen, NotNegative, Positive, Share
 from wardround.study import Study
 
 KNOWN = 10.0  # images of a pair, by the harmonic mean, from which on a member is held to what it says about it
-ASKED = 20  # answers below which a member is not judged
-ABSURD = 2**40  # images, more than which nobody has; sums of more would overflow
+ASKED = 20  # images below which a member is not judged
 LOUDER = 4.0  # times, from one voice of the site's own model to the next
 
 
@@ -155,8 +153,8 @@ class Consult(ClassEnsemble):
         if panel.trust is None or panel.member_log_prior is None:
             raise ValueError("a panel that votes on pairs has trust and priors")
         for k, name in enumerate(names):
-            won, asked = pairs.pair_wins(said[k], labels, panel.trust[k], panel.member_log_prior[k], KNOWN)
-            if name == site.name or asked < ASKED or won >= self.settings.vet * asked:
+            won, asked, images = pairs.pair_wins(said[k], labels, panel.trust[k], panel.member_log_prior[k], KNOWN)
+            if name == site.name or images < ASKED or won >= self.settings.vet * asked:
                 kept.append(k)
         kept = kept or list(range(len(names)))  # a site with no model of its own that believes nobody has no answer
         chosen = torch.tensor(kept, dtype=torch.int64)
@@ -194,79 +192,6 @@ def common_prior(trust: Tensor, how: ConsultSettings) -> Tensor | None:
     totals = trust.sum(dim=1, keepdim=True)
     believed = trust * (pairs.bounded(totals, how.doubt) / totals.clamp_min(1))
     return how.federation * log_shares(believed.sum(dim=0)) if how.federation else None
-
-
-def counts_group(study: Study, how: str) -> tuple[Group, ...]:
-    """What may leave of the counts; a site's policy may leave them out."""
-    shape = {"counts": ((len(study.classes),), "int64")}
-    words = {"exact": "exactly", "binned": "to the lower end of a coarse bin"}
-    what = f"how many images of each class the site trained on, {words.get(how, '')}"
-    return () if how == "none" else (Group(LABEL_COUNTS, what, 8 * len(study.classes), shape, optional=True),)
-
-
-def told(how: str, counts: Tensor) -> dict[str, dict[str, Tensor]]:
-    """The group of counts as the setting says, or none."""
-    return {} if how == "none" else {LABEL_COUNTS: {"counts": binned(counts) if how == "binned" else counts}}
-
-
-def seen_by_sites(ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> dict[str, Tensor]:
-    """The counts of every site whose model is kept: its own word, or a guess from its model, which is noted."""
-    found, silent = {}, []
-    for site, weights in kept.groups.items():
-        counts = answers[site].group(LABEL_COUNTS).get("counts")
-        if counts is None:
-            silent.append(site)
-            images = int(answers[site].group(SIZE)["images"])
-            counts = guessed(weights, images).round().long()
-        found[site] = counts.clamp(0, ABSURD)
-    if silent:
-        ctx.note(f"what {', '.join(silent)} trained on was not told, and is guessed from the models alone")
-    epsilon = ctx.study.settings.privacy.counts_epsilon
-    if epsilon is not None and len(silent) < len(found):
-        ctx.note(
-            f"label counts came in coarse bins and with noise: of one image, (ε, δ) = ({epsilon:g}, 0) of the counts"
-        )
-    return _as_models_show(ctx, kept, found, silent)
-
-
-def _as_models_show(
-    ctx: Context, kept: State, counts: Mapping[str, Tensor], silent: Sequence[str]
-) -> dict[str, Tensor]:
-    """The counts less what the models contradict, which is noted where it is more than a tenth of what a site tells.
-
-    Of a model that was never trained none count; it stays in the panel, for its site to compare with. What classes it
-    shows is asked only of networks that began with small random weights, and were trained without noise on them.
-    """
-    settings, held = ctx.study.settings, dict(counts)
-    held |= {site: torch.zeros_like(counts[site]) for site in untrained(ctx, kept.groups)}
-    if ctx.round > 0 or settings.model.weights is not None or trains_privately(settings.privacy):
-        return held
-    for site, before in held.items():
-        held[site] = held_to_model(before.double(), kept.groups[site]).round().long()
-        if site not in silent and int(held[site].sum()) < 0.9 * int(before.sum()):
-            ctx.note(_doubted(ctx, site, before, held[site]))
-    return held
-
-
-def untrained(ctx: Context, models: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
-    """Sites whose models tell no image from another, unlike others of their kind; a note names them."""
-    found: list[str] = []
-    for spec in dict.fromkeys(map(ctx.study.spec, models)):
-        alike = [site for site in models if ctx.study.spec(site) == spec]
-        said = [of_noise(ctx, Member(spec, dict(models[site]))) for site in alike]
-        nothing = still(torch.stack([spread(logits) for logits in said])).tolist()
-        found += [site for site, none in zip(alike, nothing, strict=True) if none]
-    for site in found:
-        ctx.note(f"the model of {site} says nearly the same of every image, as if never trained; it is not heard")
-    return found
-
-
-def _doubted(ctx: Context, site: str, before: Tensor, after: Tensor) -> str:
-    """What is not believed of a site's counts, in words."""
-    classes = ", ".join(ctx.study.classes[c] for c in torch.nonzero(after < before).flatten().tolist())
-    images, lost = int(before.sum()), int(before.sum() - after.sum())
-    what = f"{site} tells of images of {classes} that its model does not show, or did not learn from"
-    return f"{what}; {lost:,} of its {images:,} images are not counted"
 
 
 def _they(names: list[str]) -> str:

@@ -31,7 +31,7 @@ student stays as it came. It descends from one site's model, so what that rememb
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -41,6 +41,7 @@ from torch import Tensor
 
 from wardround.data.federation import Site
 from wardround.data.imageset import ImageSet
+from wardround.errors import SiteDiverged
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.payload import Group, Payload
 from wardround.learn.fit import Fit, Teacher
@@ -50,12 +51,13 @@ from wardround.learn.predictor import Member, Predictor, single
 from wardround.learn.statistics import even_parts, retaken
 from wardround.methods.base import Answer, Context, Work, join_groups
 from wardround.methods.class_ensemble import trained_on
-from wardround.methods.consult import ConsultSettings, counts_group, panel_of, seen_by_sites, told, untrained
+from wardround.methods.consult import ConsultSettings, panel_of
 from wardround.methods.distilled import LARGE, Distilled, Epochs, SynthesisSettings, check_synthesis
 from wardround.methods.home_lesson import HomeLesson
 from wardround.methods.oneshot import logits_of, trained_models
 from wardround.methods.panel_epochs import SYNTHETIC, PanelEpochs
-from wardround.methods.personal_prior import Judge, Offer
+from wardround.methods.personal_prior import Judge, Offer, accuracy
+from wardround.methods.seen import counts_group, seen_by_sites, told, untrained
 from wardround.methods.state import State
 from wardround.methods.trust import plausible
 from wardround.models import Weights
@@ -190,10 +192,20 @@ class ConsultDistilled(Distilled):
             return predictor
         own = Member(ctx.study.spec(site.name), dict(memory.groups[OWN])) if OWN in memory.groups else None
         bar = None if own is None else (own, logits_of(ctx, own, site.val.images))
+        if bar is not None and not bool(bar[1].isfinite().all()):
+            bar = None  # a model that diverged is no bar
         offers = [self._offer(ctx, site, form, how) for form, how in forms]
         chosen, words, _ = judge.choose(offers, bar)
-        ctx.note(f"{site.name} {words}")
+        ctx.note(f"{site.name} {words}{self._beside(offers, site)}")
         return chosen
+
+    def _beside(self, offers: Sequence[Offer], site: Site) -> str:
+        """How often each form of the student is right before any prior, so that one sees what it was chosen from."""
+        if self.settings.prior is not None or len(offers) == 1:
+            return ""
+        labels = site.val.labels.cpu()
+        found = [f"{offer.how.strip(', ') or 'as it came'} {accuracy(offer.scores, labels):.1%}" for offer in offers]
+        return f"; the student before any prior: {', '.join(found)}"
 
     def _offer(self, ctx: Context, site: Site, form: Predictor, how: str) -> Offer:
         said = logits_of(ctx, form.members[0], site.val.images)
@@ -209,8 +221,11 @@ class ConsultDistilled(Distilled):
         if self.settings.retake:
             forms.insert(0, (self._retaken(ctx, forms[0][0], mix), RETAKEN))
         if self.settings.tune_epochs and bool(seen.any()):
-            taught = yield from self._taught(ctx, site, forms[0][0], mix, seen)
-            forms.insert(0, (taught, TAUGHT))
+            try:
+                taught = yield from self._taught(ctx, site, forms[0][0], mix, seen)
+                forms.insert(0, (taught, TAUGHT))
+            except SiteDiverged:
+                ctx.note(f"the lesson at {site.name} diverged and is left out; use a smaller tune_lr")
         return forms
 
     def _mix(self, ctx: Context, site: Site, seen: Tensor, synthetic: Mapping[str, Tensor]) -> ImageSet | None:

@@ -20,11 +20,11 @@ from wardround.learn.predictor import Member
 from wardround.methods.alone import local_fit
 from wardround.methods.base import Answer, Context, Method, Work, join_groups, split_groups
 from wardround.methods.state import State
-from wardround.models import Weights
+from wardround.models import Weights, spec_layout
 from wardround.study import Study
 
 PROBES = 16  # images of noise that a model must have an answer to
-ABSURD = 1e6  # a logit that no training ends with: a synthesis from such a model would diverge
+ABSURD = 1e6  # a logit or a feature that no training ends with: a synthesis from such a model would diverge
 
 
 class OneShot(Method):
@@ -59,8 +59,9 @@ class OneShot(Method):
 def trained_models(ctx: Context, answers: Mapping[str, Bundle]) -> dict[str, Weights]:
     """The uploaded networks by site, without those of sites too small to train.
 
-    One that holds NaN or infinite values, or answers noise with them, is refused with a note that names the site; the
-    rest go on. Finite weights can have infinite outputs, and one such model would be the end of a synthesis.
+    One that holds NaN or infinite values, answers noise with them, or has absurd batch-norm statistics is refused with
+    a note that names the site; the rest go on. Finite weights can have infinite outputs, a distance from finite
+    statistics can overflow, and one such model would be the end of a synthesis.
     """
     models = {}
     for site in sorted(answers):
@@ -84,12 +85,26 @@ def refused(ctx: Context, member: Member) -> str:
     """Why a network cannot be used, in words; empty where it can."""
     if not all(bool(torch.isfinite(t).all()) for t in member.weights.values() if t.is_floating_point()):
         return "it holds NaN or infinite values"
+    largest = largest_feature(member)
+    if largest > ABSURD:
+        return f"its batch-norm statistics are of feature maps as large as {largest:.0e}"
     said = of_noise(ctx, member)
     if not bool(said.isfinite().all()):
         return "its answers are NaN or infinite"
     if float(said.abs().amax()) > ABSURD:
         return f"its answers to noise are as large as {float(said.abs().amax()):.0e}"
     return ""
+
+
+def largest_feature(member: Member) -> float:
+    """How large feature maps must have been for its running statistics: |mean| or the root of the variance."""
+    groups = spec_layout(member.spec).groups
+    found = [
+        tensor.abs().sqrt() if name.endswith("running_var") else tensor.abs()
+        for name, tensor in member.weights.items()
+        if groups[name] == "statistics"
+    ]
+    return max((float(tensor.amax()) for tensor in found), default=0.0)
 
 
 def of_noise(ctx: Context, member: Member) -> Tensor:

@@ -138,7 +138,7 @@ class Judge:
         if begun and len(self.site.val) < ENOUGH:
             return "with so few validation images"
         if begun:
-            return "where sites begin"
+            return "with which every site begins"
         return "the least that is enough" if trial.taken.any() else "the least that is as good as its own model"
 
     def _finished(
@@ -160,10 +160,8 @@ class Judge:
         if self.calibrate and len(labels) < ENOUGH:
             words += "; too few of them to calibrate on"
         elif self.calibrate:
-            factor = best_factor(found, labels)
-            before, after = (calibration_error(f * found, labels) for f in (1.0, factor))
-            words += f"; calibration error {before:.1%} before, {after:.1%} after"
-            chosen = sharpened(chosen, factor)
+            chosen, more = calibrated(chosen, found, labels)
+            words += more
         least = None if familiar is None else lowest_familiar(familiar[found.argmax(dim=1) == labels])
         return Choice(replace(chosen, least_familiar=least), words, right)
 
@@ -241,6 +239,22 @@ def best_factor(scores: Tensor, labels: Tensor) -> float:
     """What to multiply scores with for the lowest mean negative log-likelihood; it never changes an answer."""
     losses = torch.stack([F.cross_entropy(factor * scores, labels) for factor in SHARPER])
     return float(SHARPER[int(losses.argmin())])
+
+
+def calibrated(predictor: Predictor, scores: Tensor, labels: Tensor) -> tuple[Predictor, str]:
+    """Sharpened or flattened as the likelihood of these answers asks for, unless that makes the calibration worse.
+
+    A few images whose own class is thought impossible outweigh all others in a likelihood, and would flatten what is
+    well calibrated on the rest.
+    """
+    factor = best_factor(scores, labels)
+    before, after = (calibration_error(f * scores, labels) for f in (1.0, factor))
+    if after > before:
+        return (
+            predictor,
+            f"; calibration error {before:.1%}, left as it is: what is likeliest would make it {after:.1%}",
+        )
+    return sharpened(predictor, factor), f"; calibration error {before:.1%} before, {after:.1%} after"
 
 
 def sharpened(predictor: Predictor, factor: float) -> Predictor:
