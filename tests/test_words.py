@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tiny
-from wardround.exchange.glossary import GROUPS, SEEN_BY
+from wardround.exchange.glossary import GROUPS, LAST_LAYER, SEEN_BY
 from wardround.exchange.payload import Group, Payload
 from wardround.methods.base import Method
 from wardround.methods.fedavg import FedAvg
@@ -281,10 +281,96 @@ def test_protection_by_noise_is_on_or_off() -> None:
 
     assert "(differential privacy, epsilon = 8, delta = 1e-05; the smaller, the stronger)." in noisy(epsilon=8.0)[0]
     assert "of a strength that every message states" in noisy(noise=1.0)[0]
-    assert noisy(counts_epsilon=1.0)[0].startswith("Noise is added to numbers of images by class")
     assert noisy(feature_clip=1.0)[0].startswith("Embeddings and class means are shortened before they leave.")
     both = noisy(feature_clip=1.0, feature_noise=0.5)[0]
     assert both.startswith("Embeddings and class means are shortened and noise is added to them before")
+
+
+# Numbers by class -----------------------------------------------------------------------------------------------------
+
+BINS = "rounded down to coarse bins (0, 5, 10, 20, 50 and so on)"
+
+
+def counted(name: str, heading: str, own: dict[str, Any] | None = None, **changes: Any) -> list[str]:
+    return said(describe(study_of(name, **changes), make(name, own or {})), heading)
+
+
+def the_line(paragraphs: list[str], group: str) -> str:
+    (found,) = [text for text in paragraphs if f"[{group}]" in text]
+    return found
+
+
+def test_noise_on_counts_alone_is_stated_with_its_strength_and_no_more_is_promised() -> None:
+    assert counted("class-ensemble", "What protects it", privacy={"counts_epsilon": 0.5})[0] == (
+        "Noise is added to the numbers by class before they are rounded and leave (differential privacy of these "
+        "numbers alone, epsilon = 0.5, delta = 0, for one image added or removed; the smaller epsilon, the stronger). "
+        "A patient of whom there are several images is protected less. The noise comes from a secret that stays at the "
+        "hospital. Of all else that leaves nothing is promised: the network is trained without noise."
+    )
+
+
+def test_noised_counts_of_several_rounds_add_up() -> None:
+    protects = counted("fedmr", "What protects it", rounds=4, privacy={"counts_epsilon": 0.5})[0]
+    assert "epsilon = 0.5 in each round, at most 2 in all, delta = 0, for one image added or removed" in protects
+
+
+def test_noised_counts_are_a_part_of_what_private_training_promises() -> None:
+    _, counts, *_ = counted("consult", "What protects it", privacy={"epsilon": 8.0, "counts_epsilon": 1.0})
+    assert counts == (
+        "Noise is added to the numbers by class before they are rounded and leave. What that costs (epsilon = 1, "
+        "delta = 0, for one image added or removed, of these numbers) is a part of what is stated above."
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "privacy", "changed"),
+    [
+        ({}, {}, ""),
+        ({"counts": "binned"}, {}, f", {BINS}"),
+        ({}, {"counts_epsilon": 1.0}, f", with noise added, then {BINS}"),
+    ],
+)
+@pytest.mark.parametrize("name", ["consult", "consult-distilled"])
+def test_counts_that_leave_are_said_to_be_exact_rounded_or_noised(
+    name: str, own: dict[str, Any], privacy: dict[str, float], changed: str
+) -> None:
+    line = the_line(counted(name, "What leaves a hospital", own, privacy=privacy), "label_counts")
+    assert f"how many images of each class the hospital has trained on{changed}. A hospital whose" in line
+
+
+def test_counts_that_are_only_rounded_promise_nothing() -> None:
+    none, rounded, *_ = counted("consult", "What protects it", {"counts": "binned"})
+    assert none == "No noise is added to what leaves (no differential privacy)."
+    assert rounded.startswith("To round the numbers by class makes them coarser, and promises nothing: ")
+    assert not any("To round" in text for text in counted("consult", "What protects it"))
+
+
+@pytest.mark.parametrize("name", ["consult", "fedavg", "fedkd", "ensemble", "fedbn"])
+def test_the_last_layer_is_said_to_tell_the_classes(name: str) -> None:
+    own = {"counts": "none"} if name == "consult" else {}
+    risks = counted(name, "What an attacker could try with it", own)
+    assert the_line(risks, "parameters").endswith(f" {LAST_LAYER}")
+    assert " ".join(risks).count(LAST_LAYER) == 1
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedas", "fedbabu"])
+def test_a_last_layer_that_stays_tells_nothing(name: str) -> None:
+    assert LAST_LAYER not in " ".join(counted(name, "What an attacker could try with it"))
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "end"),
+    [
+        ("class-ensemble", {}, "those of every hospital."),
+        ("consult", {}, "those of every hospital, guessed from its weights where it sends none."),
+        ("consult", {"counts": "none"}, "those of every hospital, guessed from its weights where it sends none."),
+    ],
+)
+def test_counts_that_come_back_unsent_are_said_to_be_guesses(name: str, own: dict[str, Any], end: str) -> None:
+    assert the_line(counted(name, "What comes back", own), "label_counts").endswith(f": {end}")
+
+
+# What nobody has heard of ---------------------------------------------------------------------------------------------
 
 
 def test_a_group_that_nobody_has_explained_is_shown_as_such() -> None:

@@ -11,20 +11,24 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from wardround.exchange.glossary import GROUPS, SEEN_BY
+from wardround.exchange.bundle import PARAMETERS
+from wardround.exchange.glossary import GROUPS, LAST_LAYER, SEEN_BY
 from wardround.exchange.payload import Group, Payload
+from wardround.exchange.policy import LABEL_COUNTS
 from wardround.methods.alone import Alone
 from wardround.methods.base import Method
 from wardround.methods.distilled import Distilled
 from wardround.methods.fedbicross import FedBiCross
 from wardround.models import spec_layout
-from wardround.privacy.plan import is_on, trains_privately
-from wardround.settings import PrivacySettings
+from wardround.privacy.counts import EDGES
+from wardround.privacy.plan import count_tables, is_on, trains_privately
 from wardround.show import printable, size
 from wardround.study import Study
 
 IMAGES = "images"
 WITHOUT = " A hospital whose rules forbid it leaves it out, and the study goes on."
+GUESSED = ", guessed from its weights where it sends none"
+BINS = f"rounded down to coarse bins ({', '.join(map(str, EDGES[:5]))} and so on)"
 UNLIMITED = 2**60  # bytes: a declaration of more than this is none
 
 
@@ -50,11 +54,11 @@ def describe(
         "Until when": _until(study, rounds, quorum, deadline),
         "What leaves a hospital": _leaves(study, method, payloads, rounds),
         "Who sees it": _seen(study, payloads),
-        "What an attacker could try with it": _risks(payloads),
+        "What an attacker could try with it": _risks(study, payloads),
         "What comes back": _returns(study, payloads),
         "What stays": _stays(payloads),
         "If a hospital withdraws": _withdrawal(payloads, rounds),
-        "What protects it": _protections(payloads, study.settings.privacy),
+        "What protects it": _protections(study, method, payloads),
     }
     return [Section(heading, [printable(text) for text in paragraphs]) for heading, paragraphs in sections.items()]
 
@@ -127,7 +131,8 @@ def _leaves(study: Study, method: Method, payloads: Sequence[Payload], rounds: i
     yield f"{_turns(rounds).capitalize()} {who} this:"
     for name, groups in _by_name(up).items():
         content = GROUPS[name].content if name in GROUPS else groups[0].what
-        yield f"{_title(name)} ({_amount(groups)}): {content}.{WITHOUT if groups[0].optional else ''}"
+        changed = _changed_counts(study, method) if name == LABEL_COUNTS else ""
+        yield f"{_title(name)} ({_amount(groups)}): {content}{changed}.{WITHOUT if groups[0].optional else ''}"
     sizes, bound = [sum(group.max_bytes for group in groups) for groups in up], any(map(_at_most, up))
     in_all = f" in a round, {_size([rounds * each for each in sizes], True)} in all" if rounds > 1 else ""
     yield f"Together: {_size(sizes, bound)}{in_all}."
@@ -151,22 +156,24 @@ def _seen(study: Study, payloads: Sequence[Payload]) -> Iterator[str]:
             yield "As there are two hospitals, each may be able to work out the other's part by taking away its own."
 
 
-def _risks(payloads: Sequence[Payload]) -> Iterator[str]:
+def _risks(study: Study, payloads: Sequence[Payload]) -> Iterator[str]:
     up, back = _up(payloads), _back(payloads)
     if not up:
         yield "Nothing leaves, so there is nothing to try."
         return
     yield "Whoever sees it, or steals it, could try this:"
-    yield from (_risk(name) for name in up)
+    whole = _with_last_layer(study, payloads)
+    yield from (_risk(name, whole) for name in up)
     if back:
         yield (
             "What comes back is open to such attempts, too, by every hospital and by whoever is given it later. What "
             "was made out of the parts of several hospitals tells less of one of them as a rule, but not nothing."
         )
-        yield from (_risk(name) for name in back if name not in up)
+        yield from (_risk(name, whole) for name in back if name not in up)
 
 
 def _returns(study: Study, payloads: Sequence[Payload]) -> Iterator[str]:
+    sent = {group.name for payload in payloads for group in payload.up if not group.optional}
     down, home = [payload.down for payload in payloads], [payload.home for payload in payloads]
     for declared, opening in ((down, "Before a round a hospital gets:"), (home, "At the end a hospital gets:")):
         if any(declared):
@@ -175,7 +182,8 @@ def _returns(study: Study, payloads: Sequence[Payload]) -> Iterator[str]:
             of_each = any(tensor.partition("/")[0] in study.sites for tensor in groups[0].tensors or ())
             made = "those of every hospital" if of_each else "as the coordinator made them"
             back = GROUPS[name].back if name in GROUPS else groups[0].what
-            yield f"{_title(name)} ({_amount(groups)}): {back or made}."
+            guess = GUESSED if name == LABEL_COUNTS and name not in sent else ""
+            yield f"{_title(name)} ({_amount(groups)}): {back or made}{guess}."
     if any(home):
         yield "Out of this, and of what its own images tell it, every hospital makes the model that it will use."
     if not _back(payloads):
@@ -203,11 +211,16 @@ def _withdrawal(payloads: Sequence[Payload], rounds: int) -> Iterator[str]:
     yield f"{earlier}What other hospitals have already received cannot be called back."
 
 
-def _protections(payloads: Sequence[Payload], privacy: PrivacySettings) -> Iterator[str]:
+def _protections(study: Study, method: Method, payloads: Sequence[Payload]) -> Iterator[str]:
     if not _up(payloads):
         yield "Nothing needs protection, as nothing leaves."
         return
-    yield from _noise(privacy)
+    yield from _noise(study, method)
+    if _rounds_counts(method):
+        yield (
+            "To round the numbers by class makes them coarser, and promises nothing: whoever knows all images but one "
+            "may see a number change its bin."
+        )
     yield (
         "Every hospital has rules of its own, in a file that nobody else can change. The program at the hospital holds "
         "them against the method before training, and against what would leave before anything is written or sent."
@@ -218,7 +231,8 @@ def _protections(payloads: Sequence[Payload], privacy: PrivacySettings) -> Itera
     )
 
 
-def _noise(privacy: PrivacySettings) -> Iterator[str]:
+def _noise(study: Study, method: Method) -> Iterator[str]:
+    privacy = study.settings.privacy
     if not is_on(privacy):
         yield "No noise is added to what leaves (no differential privacy)."
         return
@@ -232,13 +246,38 @@ def _noise(privacy: PrivacySettings) -> Iterator[str]:
             "that stays at the hospital."
         )
     if privacy.counts_epsilon is not None:
-        yield "Noise is added to numbers of images by class, and they are rounded, before they leave."
+        yield _noise_on_counts(privacy.counts_epsilon, count_tables(study, method), trains_privately(privacy))
     if privacy.feature_clip is not None:
         yield (
             "Embeddings and class means are shortened"
             f"{' and noise is added to them' if privacy.feature_noise else ''} before they leave. That makes it harder "
             "to rebuild an image from them; how hard can be measured, and is not promised."
         )
+
+
+def _noise_on_counts(epsilon: float, tables: int, trained_privately: bool) -> str:
+    """Every round sends another table, with noise of its own, and their epsilons add up (`privacy/counts.py`)."""
+    in_all = f" in each round, at most {epsilon * tables:g} in all" if tables > 1 else ""
+    said = f"epsilon = {epsilon:g}{in_all}, delta = 0, for one image added or removed"
+    noise = "Noise is added to the numbers by class before they are rounded and leave"
+    if trained_privately:
+        return f"{noise}. What that costs ({said}, of these numbers) is a part of what is stated above."
+    return (
+        f"{noise} (differential privacy of these numbers alone, {said}; the smaller epsilon, the stronger). A patient "
+        "of whom there are several images is protected less. The noise comes from a secret that stays at the hospital. "
+        "Of all else that leaves nothing is promised: the network is trained without noise."
+    )
+
+
+def _changed_counts(study: Study, method: Method) -> str:
+    """What becomes of the numbers by class on their way out; the glossary, which is for every study, cannot know."""
+    if study.settings.privacy.counts_epsilon is not None:
+        return f", with noise added, then {BINS}"
+    return f", {BINS}" if _rounds_counts(method) else ""
+
+
+def _rounds_counts(method: Method) -> bool:
+    return getattr(method.settings, "counts", "exact") == "binned"
 
 
 # Small things ---------------------------------------------------------------------------------------------------------
@@ -260,6 +299,14 @@ def _back(payloads: Sequence[Payload]) -> list[str]:
     return list(_by_name([(*payload.down, *payload.home) for payload in payloads]))
 
 
+def _with_last_layer(study: Study, payloads: Sequence[Payload]) -> bool:
+    """Whether weights travel with a network's last layer: what it shows of the classes the other layers do not."""
+    heads = {tensor for site in study.sites for tensor in spec_layout(study.spec(site)).head}
+    groups = (group for payload in payloads for group in (*payload.up, *payload.down, *payload.home))
+    weights = (tensor for group in groups if group.name == PARAMETERS for tensor in group.tensors or ())
+    return any(tensor.rpartition("/")[2] in heads for tensor in weights)  # those of every hospital are under its name
+
+
 def _at_most(groups: Sequence[Group]) -> bool:
     """Whether the declared sizes are the most there can be, and not exact."""
     return any(group.tensors is None or group.partial or group.optional for group in groups)
@@ -278,9 +325,9 @@ def _size(sizes: Sequence[int], at_most: bool) -> str:
     return " to ".join(dict.fromkeys((size(min(sizes)), size(max(sizes)))))
 
 
-def _risk(name: str) -> str:
+def _risk(name: str, with_last_layer: bool) -> str:
     known = GROUPS[name].risk if name in GROUPS else "This is no part of the program. Ask the author of the method."
-    return f"{_title(name)}: {known}"
+    return f"{_title(name)}: {known}{f' {LAST_LAYER}' if name == PARAMETERS and with_last_layer else ''}"
 
 
 def _title(name: str) -> str:

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -6,7 +7,17 @@ import torch
 import tiny
 from deploy.samples import ABOUT, TASK
 from wardround import __version__
-from wardround.deploy.about import NORMALISATION, Measured, ModelAbout, Task, about_study, parsed
+from wardround.deploy.about import (
+    LONGEST,
+    MOST_NOTES,
+    NORMALISATION,
+    Measured,
+    ModelAbout,
+    Task,
+    about_study,
+    kept_notes,
+    parsed,
+)
 from wardround.errors import BadInput
 from wardround.learn.pixels import normalise
 from wardround.measure import headlines
@@ -36,6 +47,24 @@ def test_what_a_study_says_of_its_models() -> None:
     assert about_study(tiny.study(name="lungs"), "shared", 1).origin.study == "lungs"
     assert about_study(tiny.study(name="lungs"), "shared", 1, name="agreed").origin.study == "agreed"
     assert about_study(study, "shared", 1).label_counts is None
+
+
+def test_notes_are_kept_once_and_within_limits() -> None:
+    assert kept_notes(["b", "a", "", "b"]) == ("b", "a")
+    assert kept_notes(["x" * LONGEST, "y" * (LONGEST + 1)]) == ("x" * LONGEST, "y" * (LONGEST - 1) + "…")
+    assert kept_notes(map(str, range(MOST_NOTES + 1))) == tuple(map(str, range(MOST_NOTES)))
+    about = about_study(tiny.study(), "a", 1, notes=["z" * 2 * LONGEST, *map(str, range(2 * MOST_NOTES))])
+    assert (len(about.notes[0]), len(about.notes)) == (LONGEST, MOST_NOTES)
+    assert about_study(tiny.study(), "a", 1).notes == ()
+
+
+def test_a_run_has_notes_of_each_site_as_the_page_says(tmp_path: Path) -> None:
+    """`docs/deploy.md` picks those of a site by how they begin."""
+    result = tiny.coordinate(tmp_path / "run", tiny.quick("consult"))
+    for site in ("site-1", "site-2", "site-3"):
+        own = [note["text"] for note in result["notes"] if note["text"].startswith(f"{site} ")]
+        about = about_study(tiny.study(method="consult"), site, 1, notes=own)
+        assert [note.split()[1] for note in about.notes] in (["takes"], ["keeps"])
 
 
 def test_headlines_become_figures_and_those_without_a_value_do_not() -> None:

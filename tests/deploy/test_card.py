@@ -71,7 +71,22 @@ def test_label_counts_are_told_only_where_they_were_given() -> None:
     told = markdown(card(ABOUT.model_copy(update={"label_counts": (1234, 0)})))
     assert "| 0 | benign | 1,234 |\n| 1 | malignant | 0 |\n" in told
     assert "is not stated" not in told
-    assert "- The site had no image of: malignant. " in section(told, "Limits")
+    assert "- The site had no image of: malignant. What the model knows of these, if anything, " in told
+
+
+def test_what_was_chosen_is_told_where_something_was_noted() -> None:
+    method = "The study's method is fedavg (a mean)."
+    about = ABOUT.model_copy(update={"method_summary": "a mean."})
+    assert f"\n{method}\n" in section(markdown(card(about)), "How it was trained")
+    assert "chosen here" not in markdown(card(about))
+    noted = about.model_copy(update={"notes": ("north keeps its own model: it is better", "1. *two*.")})
+    text = markdown(card(noted))
+    assert f"\n{method} What became of it here is told in the next section.\n" in section(text, "How it was trained")
+    assert section(text, "What was chosen here, and why") == (
+        "\nWhat the program noted when it made this model:\n\n"
+        "- Note: north keeps its own model: it is better.\n- Note: 1. \\*two\\*.\n"
+    )
+    assert text.index("## How it was trained") < text.index("## What was chosen here") < text.index("## How good it is")
 
 
 def test_provenance_and_files() -> None:
@@ -172,6 +187,7 @@ def test_outside_text_is_shown_as_text_and_as_nothing_else(first: str, second: s
         images=1,
         accuracies=(Measured(label=first, value=1.0, definition=words),),
         method_summary=words,
+        notes=(words, first),
     )
     made = markdown(card(about, made=words, networks=(first,), versions={first: second}))
     assert all(c.isprintable() or c == "\n" for c in made)
@@ -184,7 +200,7 @@ def test_outside_text_is_shown_as_text_and_as_nothing_else(first: str, second: s
     shown = ["".join(child.content for child in token.children or []) for token in tokens if token.type == "inline"]
     assert shown[0] == f"Model card: {visible(first)}, {visible(second)}".strip()
     assert visible(first).strip() in shown[shown.index("Class") + 2]
-    assert sum(token.type == "heading_open" for token in tokens) == 8
+    assert sum(token.type == "heading_open" for token in tokens) == 9
 
 
 def test_what_is_escaped_for_markdown() -> None:

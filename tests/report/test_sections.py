@@ -338,3 +338,41 @@ def test_what_was_spent_of_privacy() -> None:
     spent = [{"method": "fedavg", "site": "site-1", "epsilon": 2.5, "delta": 1e-5}]
     assert rows_of(render(small(privacy=spent)), "Differential privacy spent")[1] == ["fedavg, site-1", "2.5", "1e-05"]
     assert "Differential privacy" not in render(small())
+
+
+def test_noise_on_the_counts_alone_promises_nothing_of_the_model() -> None:
+    """Two tables at ε = ½ are 1; the site whose policy left them out sent none, whatever came down to it."""
+    sites = ("site-1", "site-2")
+    spent = [{"method": "fedmr", "site": site, "epsilon": None, "delta": None} for site in sites]
+    ledger = [
+        {"method": "fedmr", "site": site, "round": number, "direction": way, "groups": {group: 8}}
+        for site, way, group in (
+            ("site-1", "up", "label_counts"),
+            ("site-1", "down", "label_counts"),
+            ("site-2", "up", "size"),
+            ("site-2", "down", "label_counts"),
+        )
+        for number in (0, 1)
+    ]
+    settings = {"privacy": {"epsilon": None, "counts_epsilon": 0.5}}
+    html = render(small(privacy=spent, settings=settings, ledger={"rows": ledger}))
+    assert rows_of(html, "Differential privacy of the label counts alone") == [
+        ["Site", "Tables of counts that left", "Epsilon", "Delta"],
+        ["fedmr, site-1", "2", "1", "0"],
+        ["fedmr, site-2", "0", "0", "0"],
+    ]
+    assert "the model was trained without noise, and nothing is promised of it" in html
+    assert "Noise was added before anything left" not in html
+    assert "Differential privacy spent" not in html
+
+
+def test_counts_that_had_noise_beside_private_training_are_in_its_epsilon() -> None:
+    spent = [{"method": "consult", "site": "site-1", "epsilon": 2.5, "delta": 1e-5}]
+    html = render(small(privacy=spent, settings={"privacy": {"epsilon": 3.0, "counts_epsilon": 0.5}}))
+    assert "Noise was added before anything left" in html
+    assert "label counts alone" not in html
+
+
+def test_noised_counts_of_a_strength_that_nobody_wrote_down() -> None:
+    html = render(small(privacy=[{"method": "consult", "site": "site-1", "epsilon": None, "delta": None}]))
+    assert rows_of(html, "Differential privacy of the label counts alone")[1] == ["consult, site-1", "0", "–", "0"]

@@ -19,9 +19,11 @@ from wardround.study import Study
 FORMAT: Literal["wardround-model-1"] = "wardround-model-1"
 NORMALISATION: Literal["pixels / 127.5 - 1"] = "pixels / 127.5 - 1"  # what learn.pixels does
 LARGEST_SIDE = 4096  # pixels
+LONGEST = 4000  # characters of a text
+MOST_NOTES = 100
 
 Text = Annotated[str, Field(min_length=1, max_length=255)]  # escaped wherever it is shown
-Words = Annotated[str, Field(min_length=1, max_length=4000)]
+Words = Annotated[str, Field(min_length=1, max_length=LONGEST)]
 Number = Annotated[int, Field(ge=0, lt=2**53)]
 Record = TypeVar("Record", bound=BaseModel)
 
@@ -72,7 +74,8 @@ class ModelAbout(Frozen):
     """All that a card says of a model, besides what is read off the model itself.
 
     `images` is how many images the site trained on. `label_counts`, how many of them each class has, is for whoever may
-    see them: None keeps them out of the card.
+    see them: None keeps them out of the card. The method is the study's; what a site made of it, which may be to keep
+    its own model, is in `notes`.
     """
 
     task: Task
@@ -80,7 +83,8 @@ class ModelAbout(Frozen):
     images: Number
     label_counts: tuple[Number, ...] | None = None
     accuracies: tuple[Measured, ...] = ()
-    method_summary: Annotated[str, Field(max_length=4000)] = ""
+    method_summary: Annotated[str, Field(max_length=LONGEST)] = ""
+    notes: Annotated[tuple[Words, ...], Field(max_length=MOST_NOTES)] = ()
 
     @model_validator(mode="after")
     def _counts_fit(self) -> ModelAbout:
@@ -101,10 +105,12 @@ def about_study(
     figures: Iterable[Mapping[str, Any]] = (),
     label_counts: Iterable[int] | None = None,
     name: str | None = None,
+    notes: Iterable[str] = (),
 ) -> ModelAbout:
     """What the card of a model of this study says; `figures` are headlines, or records with the same three fields.
 
-    A figure without a value says nothing about the model and is left out.
+    A figure without a value says nothing about the model and is left out. `notes` are what the method remarked on when
+    it made the model.
     """
     from wardround.methods.registry import known
 
@@ -129,9 +135,16 @@ def about_study(
                 if figure["value"] is not None
             ],
             "method_summary": method.summary if method else "",
+            "notes": kept_notes(notes),
         },
         "what is known of the model",
     )
+
+
+def kept_notes(notes: Iterable[str]) -> tuple[str, ...]:
+    """Notes as records keep them: each once, the first so many, none without end (one may name a thousand sites)."""
+    short = (note if len(note) <= LONGEST else f"{note[: LONGEST - 1]}…" for note in notes if note)
+    return tuple(dict.fromkeys(short))[:MOST_NOTES]
 
 
 def parsed(record: type[Record], tree: Any, what: str) -> Record:

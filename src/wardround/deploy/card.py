@@ -73,8 +73,8 @@ def combination(predictor: Predictor) -> str:
 
 def markdown(card: Card) -> str:
     """The card in words: plain Markdown, no HTML, everything from outside escaped."""
-    parts = (_title, _answers, _training, _measured, _limits, _use, _files, _provenance)
-    return "\n".join(line for part in parts for line in (*part(card), ""))
+    parts = (_title, _answers, _training, _chosen, _measured, _limits, _use, _files, _provenance)
+    return "\n".join(line for part in parts if (lines := list(part(card))) for line in (*lines, ""))
 
 
 def _title(card: Card) -> Iterator[str]:
@@ -115,7 +115,10 @@ def _training(card: Card) -> Iterator[str]:
     summary = f" ({escaped(about.method_summary.rstrip('.'))})" if about.method_summary else ""
     yield "## How it was trained"
     yield ""
-    yield f"By the method {escaped(about.origin.method)}{summary}."
+    yield (
+        f"The study's method is {escaped(about.origin.method)}{summary}."
+        + (" What became of it here is told in the next section." if about.notes else "")
+    )
     where = "The sites together" if about.origin.site == SHARED else f"The site {escaped(about.origin.site)}"
     yield (
         f"{where} trained on {about.images:,} images. What other sites gave is what the study agreed on; their images "
@@ -123,6 +126,16 @@ def _training(card: Card) -> Iterator[str]:
     )
     if about.label_counts is None:
         yield "How many images each class had is not stated: whoever exported the model did not release it."
+
+
+def _chosen(card: Card) -> Iterator[str]:
+    """Nothing where nothing was noted. Each line begins with a word of ours, so that no note can begin a list."""
+    if card.about.notes:
+        yield "## What was chosen here, and why"
+        yield ""
+        yield "What the program noted when it made this model:"
+        yield ""
+        yield from (f"- Note: {escaped(note.rstrip('.'))}." for note in card.about.notes)
 
 
 def _measured(card: Card) -> Iterator[str]:
@@ -147,8 +160,8 @@ def _limits(card: Card) -> Iterator[str]:
         unseen = [escaped(n) for n, count in zip(about.task.classes, about.label_counts, strict=True) if not count]
         if unseen:
             yield (
-                f"- The site had no image of: {', '.join(unseen)}. What the model knows of these came from other sites "
-                "alone, and no local figure tells how well it finds them."
+                f"- The site had no image of: {', '.join(unseen)}. What the model knows of these, if anything, came "
+                "from other sites alone, and no local figure tells how well it finds them."
             )
     yield (
         "- A class that the site had few images of, or none, may be missed far more often than the figures above "

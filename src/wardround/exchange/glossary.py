@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 ALIKE = "Nothing beyond what can be tried with"
+LAST_LAYER = (  # of weights, where the last layer is among them: docs/consult.md measures how near the guess is
+    "From the last layer it can be told roughly which classes the network learned from, and how many images of each, "
+    "whether or not these numbers are sent."
+)
 OF_OTHERS = "It is a sum over the other hospitals; of two hospitals, each sees what is the other's own."
 
 

@@ -1,12 +1,14 @@
 """A site's desk: what a hospital does with a request, and with what it takes home.
 
-    desk/       desk.json says what counts: the open request, the last two answers and the memory that belongs to each
+    desk/       desk.json says what counts: the open request, the last two answers and the memory that belongs to each,
+                and what was noted when answers were made and when the model was taken home
     outbox/     the answer, to be looked at and carried out
     models/     what the site may deploy; it stays here
 
-An answer and the memory that goes with it become valid in one rename. A request that comes twice gets the stored bytes
-again. The policy is held against the plan before training, and against the bundle before its parcel is written. The
-request of the first round is worked out here from the agreement, so nothing need be carried in before the first answer.
+An answer, its notes and the memory that goes with it become valid in one rename. A request that comes twice gets the
+stored bytes again. The policy is held against the plan before training, and against the bundle before its parcel is
+written. The request of the first round is worked out here from the agreement, so nothing need be carried in before the
+first answer.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch import Tensor
 from wardround.agreement import COORDINATOR, Agreement
 from wardround.data.federation import Site
 from wardround.data.imageset import ImageSet
-from wardround.deploy.about import about_study
+from wardround.deploy.about import about_study, kept_notes
 from wardround.deploy.export import Exported, export
 from wardround.errors import BadInput
 from wardround.exchange.answers import refuse_stray
@@ -62,6 +64,7 @@ class TakenHome:
     balanced_accuracy: float
     constant: bool  # one answer to all of them
     delivery: str  # the SHA-256 of the delivered bundle
+    notes: tuple[str, ...] = ()  # which form of it was chosen, and why
 
 
 class SiteDesk:
@@ -86,6 +89,7 @@ class SiteDesk:
         self.payload = self.method.payload(self.study, self.name)
         self.register = Register(folder / "desk", DeskRecord, "desk.json")
         self.workplace = Workplace(folder / "desk" / "unfinished", device, progress)
+        self.notes: list[str] = []  # of the work that is under way
 
     # What leaves ------------------------------------------------------------------------------------------------------
 
@@ -114,6 +118,7 @@ class SiteDesk:
         self, record: DeskRecord, site: Site, request: Bundle, sha256: str, again: bool, anew: bool
     ) -> Answered:
         round = request.envelope.round
+        self.notes.clear()
         gate = Gate(self.policy, site.train.counts(), dict(record.sent), self._note)
         spent = list(record.spent)
         guard = self._guard(site, spent)
@@ -175,7 +180,8 @@ class SiteDesk:
         own = {self.key.public.fingerprint: self.key.public}
         read_parcel(parcel, own, self.payload, self._envelope("answer", round))
         kept = [answer for answer in record.answered if answer.round < round][-(ROUNDS_KEPT - 1) :]
-        self.register.commit(record.model_copy(update={"answered": (*kept, stored)}))
+        noted = record.noting(round, self.notes)
+        self.register.commit(noted.model_copy(update={"answered": (*kept, stored)}))
         return stored
 
     def _under_this_key(self, record: DeskRecord, stored: Answered) -> Answered:
@@ -265,10 +271,8 @@ class SiteDesk:
                 if arrived.file not in record.files():
                     self.register.path(arrived.file).unlink(missing_ok=True)
                 raise
-            changed = record.model_copy(
-                update={"request": arrived, "delivery": None} if manifest.kind == "request" else {"delivery": arrived}
-            )
-            self.register.commit(changed)
+            is_request = manifest.kind == "request"
+            self.register.commit(record.with_request(arrived) if is_request else record.with_delivery(arrived))
         return manifest
 
     def take_home(self, site: Site) -> TakenHome:
@@ -278,6 +282,7 @@ class SiteDesk:
             if record.delivery is None:
                 raise BadInput("there is nothing to take home yet; first receive the coordinator's delivery parcel")
             delivered = self._read(record.delivery, "delivery")
+            self.notes.clear()
             round = record.delivery.round
             ctx = self.workplace.context(self.study, round, note=self._note)
             memory = self._memory(record, round + 1)
@@ -288,10 +293,16 @@ class SiteDesk:
             if found.is_constant:
                 self._note(f"the model {SAME_ANSWER} of the site, whatever it shows: it is of no use here")
             figures = found.accuracy(), found.balanced_accuracy(), found.is_constant
-            return TakenHome(predictor, found.n, *figures, record.delivery.sha256)
+            notes = kept_notes(self.notes)
+            self.register.commit(record.model_copy(update={"delivery_notes": notes}))
+            return TakenHome(predictor, found.n, *figures, record.delivery.sha256, notes)
 
     def deploy(self, site: Site, home: TakenHome) -> Exported:
-        """Export what was taken home into models/, with a card; it stays at the site."""
+        """Export what was taken home into models/, with a card; it stays at the site.
+
+        The card has the notes of this model alone: why something did not leave (a class has too few images) must not
+        travel with a model that the site passes on.
+        """
         beware = f" (beware: the model {SAME_ANSWER})" if home.constant else ""
         figures = [
             {
@@ -304,7 +315,7 @@ class SiteDesk:
                 ("balanced accuracy", home.balanced_accuracy, "the share of right answers of a class, averaged"),
             )
         ]
-        about = about_study(self.study, self.name, len(site.train), figures, name=self.agreement.name)
+        about = about_study(self.study, self.name, len(site.train), figures, name=self.agreement.name, notes=home.notes)
         folder = self.folder / "models" / self.agreement.name
         exported = export(home.predictor, folder, about, made=self.clock(), images=site.test.images.images)
         self.workplace.clear()
@@ -340,6 +351,8 @@ class SiteDesk:
         return State.from_bytes(self.register.bytes_of(earlier[-1].memory)) if earlier else State()
 
     def _note(self, text: str) -> None:
+        """A remark; kept with what the work that is under way stores, if it stores anything."""
+        self.notes.append(text)
         self.progress.say(f"note: {text}")
 
     def _tally(self, predictor: Predictor, images: ImageSet) -> Tally:

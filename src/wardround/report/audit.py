@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wardround.errors import BadInput
+from wardround.exchange.policy import LABEL_COUNTS
 from wardround.report.parts import View, tabulate
-from wardround.report.values import as_number, as_records, as_text, show
+from wardround.report.values import as_dict, as_number, as_records, as_text, show
 
 if TYPE_CHECKING:
     from wardround.audit.report import AuditRecord, GroupAudit
@@ -18,15 +20,37 @@ MOST_BYTES = 4_000_000  # a record of figures is far smaller
 
 
 def spent_view(result: View) -> View:
-    """Epsilon and delta of each method and site; empty where no noise was asked for."""
+    """Epsilon and delta of each method and site; empty where no training had noise."""
     rows = [
-        [
-            f"{as_text(entry.get('method'))}, {as_text(entry.get('site'))}",
-            *(show(key, as_number(entry.get(key))) for key in ("epsilon", "delta")),
-        ]
+        [_who(entry), *(show(key, as_number(entry.get(key))) for key in ("epsilon", "delta"))]
         for entry in as_records(result.get("privacy"))
+        if as_number(entry.get("epsilon")) is not None
     ]
     return tabulate("Differential privacy spent", ("Site", "Epsilon", "Delta"), rows)
+
+
+def counts_view(result: View) -> View:
+    """Epsilon of the label counts where they alone had noise, which the record marks by no epsilon of a site's own.
+
+    Each table that left costs what is set. The ledger knows which did: a policy may have left some out.
+    """
+    each = as_number(as_dict(as_dict(result.get("settings")).get("privacy")).get("counts_epsilon"))
+    left = Counter(
+        _who(row)
+        for row in as_records(as_dict(result.get("ledger")).get("rows"))
+        if row.get("direction") == "up" and LABEL_COUNTS in as_dict(row.get("groups"))
+    )
+    rows = [
+        [who, f"{left[who]:,}", show("epsilon", None if each is None else each * left[who]), "0"]
+        for entry in as_records(result.get("privacy"))
+        if as_number(entry.get("epsilon")) is None and (who := _who(entry))
+    ]
+    head = ("Site", "Tables of counts that left", "Epsilon", "Delta")
+    return tabulate("Differential privacy of the label counts alone", head, rows)
+
+
+def _who(entry: View) -> str:
+    return f"{as_text(entry.get('method'))}, {as_text(entry.get('site'))}"
 
 
 def audits_view(folder: Path | None, methods: Sequence[str]) -> list[View]:

@@ -20,7 +20,7 @@ from wardround.embedded import environment
 from wardround.errors import BadInput
 from wardround.files import disk_errors, write_atomically
 from wardround.report.answers import answers_view
-from wardround.report.audit import audits_view, spent_view
+from wardround.report.audit import audits_view, counts_view, spent_view
 from wardround.report.features import features_view, projections_view
 from wardround.report.gallery import galleries_view
 from wardround.report.index import index_rows, methods_of
@@ -82,6 +82,7 @@ def views(result: dict[str, Any], folder: Path | None = None, real: RealImages |
         "ledger": ledger_view(as_dict(result.get("ledger")), methods),
         "audits": audits_view(folder, methods),
         "spent": spent_view(result),
+        "noised_counts": counts_view(result),
         "measures": measures_view(methods, index),
         "settings": tabulate("Every setting", ("Setting", "Value"), flat(result.get("settings"))),
         "environment": tabulate("Where it ran", ("Part", "Value"), flat(result.get("environment"))),
