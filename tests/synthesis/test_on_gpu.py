@@ -103,7 +103,8 @@ def test_a_norm_in_training_is_the_plain_function(
         found.append((normed, *slopes, norm.running_mean, norm.running_var, norm.num_batches_tracked))
     for ours, plain in zip(*found, strict=True):
         assert ours is not None and plain is not None  # noqa: PT018
-        near(ours, plain, dtype)
+        away = (ours.float() - plain.float()).norm() / plain.float().norm()
+        assert float(away) < (2e-3 if dtype is torch.float32 else 5e-2)  # rounding moves a few values across the ReLU
 
 
 def test_captured_steps_are_the_steps_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
