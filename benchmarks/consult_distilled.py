@@ -63,7 +63,8 @@ def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -
         made = cell.make(METHOD, **reading, **changed)
         local, everywhere = cell.at_sites(made, ctx, state)
         figures = {"local": local, "global": everywhere, "panel_global": bar, "seconds": seconds}
-        yield {**place, "site": name, "figures": {key: round(value, 6) for key, value in figures.items()}}
+        rounded = {key: round(value, 6) for key, value in figures.items()}
+        yield {**place, "site": name, "figures": rounded, "jobs": options.jobs}
     cell.device.release()
 
 
@@ -72,7 +73,8 @@ def summarise(rows: Rows) -> list[dict[str, Any]]:
     summary = []
     for head, found in by_place(rows, PLACE):
         values = means(found, FIGURES)
-        summary.append({**head, "mean": values, "below": values["panel_global"] - values["global"]})
+        below, jobs = values["panel_global"] - values["global"], max(row["jobs"] for row in found)
+        summary.append({**head, "mean": values, "below": below, "jobs": jobs})
     return summary
 
 
@@ -84,7 +86,8 @@ def markdown(record: Mapping[str, Any]) -> str:
         values = row["mean"]
         figures = [f"{100 * value:.1f}" for value in (values["local"], values["global"], row["below"])]
         words = [row["set"], f"{row['alpha']:g}", row["reading"], row["site"], str(len(row["seeds"]))]
-        lines.append(cells([*words, *figures, f"{values['seconds']:.0f}"]))
+        beside = f" ({row['jobs']} at once)" if row["jobs"] > 1 else ""
+        lines.append(cells([*words, *figures, f"{values['seconds']:.0f}{beside}"]))
     return "\n".join(lines)
 
 
@@ -96,6 +99,9 @@ EXPERIMENT = Experiment(
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--readings", nargs="+", choices=READINGS, default=list(READINGS)[:1], metavar="READING")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="so many of these share the device now; kept beside seconds"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -101,11 +101,30 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def markdown(record: Mapping[str, Any]) -> str:
     """One line for each set, alpha and method."""
-    head = ["set", "α", "method", "AUROC", "lowest", "by probability", "deployed", "known marked", "held out marked"]
+    head = [
+        "set",
+        "α",
+        "classes",
+        "method",
+        "AUROC",
+        "lowest",
+        "by probability",
+        "deployed",
+        "known marked",
+        "held out marked",
+    ]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for row in record["summary"]:
         found = ["–" if row["mean"][key] is None else f"{row['mean'][key]:.3f}" for key in FIGURES]
-        cells = [row["set"], f"{row['alpha']:g}", row["method"], found[0], f"{row['lowest_auroc']:.3f}", *found[1:]]
+        cells = [
+            row["set"],
+            f"{row['alpha']:g}",
+            str(row["n"]),
+            row["method"],
+            found[0],
+            f"{row['lowest_auroc']:.3f}",
+            *found[1:],
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -87,7 +87,7 @@ def test_a_class_that_nobody_has_seen(scripts: Any, blobs: Path, tmp_path: Path,
     second = json.loads(out.read_text())
     assert second["entries"][:3] == first["entries"]
     assert [cell["class"] for cell in second["cells"]] == [2, 0]
-    assert "| blobs | 0.5 | consult |" in capsys.readouterr().out
+    assert "| blobs | 0.5 | 2 | consult |" in capsys.readouterr().out
     assert scripts.robust.main(["--table", "--out", str(out)]) == 2
     assert "it is not of this benchmark" in capsys.readouterr().err
     assert scripts.heldout.main(["--table", "--out", str(out)]) == 0

@@ -260,6 +260,9 @@ def test_the_readme_quotes_the_benchmarks_results() -> None:
         seconds, whole = sum(parts.values()), sum(plain.values()) / 2
         assert f"{whole:.1f} s" in speed
         assert f"{seconds:.1f} s ({whole / seconds:.1f} times)" in speed
+        public = sum(synthesis["milliseconds"]["eager fp32, as the public code"].values()) / 2
+        assert f"{public:.1f} s" in speed
+        assert f"{public / seconds:.1f} times" in speed
     precision = json.loads(text_of("benchmarks/results/synthesis_precision.json"))["entries"]
     for kind in ("bf16", "fp32"):
         accuracies = [100 * row["figures"]["accuracy"] for row in precision if row["precision"] == kind]
