@@ -94,7 +94,7 @@ def test_of_several_settings_the_nearest_to_the_papers_is_shown_and_none_are_mix
     assert row.figures[0].ours == (50.0,)
     fast = Comparison(table("fedbicross-1"), finished(quick)).deviations()
     assert fast == [
-        f"the study on bloodmnist: preset {own}; train.epochs = 7 (paper: 100)",
+        f"the study on bloodmnist: preset {own}; train.epochs = 7 (paper: 100), train.keep = best (paper: first-best)",
         "fedisca: epochs = 8 (paper: 100), reuse = true (paper: false)",
     ]
     assert Comparison(table("fedbicross-1"), finished(paper)).deviations() == []
