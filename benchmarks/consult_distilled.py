@@ -36,6 +36,7 @@ AT_SITES: dict[str, dict[str, Any]] = {  # of what sites make of it
     "as it came": {"prior": 0.0, "retake": False, "tune_epochs": 0},
     "new statistics": {"prior": 0.0, "tune_epochs": 0},
     "taught": {"prior": 0.0},
+    "from a quarter of the prior": {"least_prior": 0.25},
     "as in the preset": {},
 }
 FIGURES = {

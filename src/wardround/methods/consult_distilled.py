@@ -19,7 +19,8 @@ batch-norm statistics taken anew (`retake`), of the classes that the site has se
 from made ones, equally many of each; and then taught on the same images what the site knows (`home_lesson.py`,
 `tune_epochs`), keeping what it thinks of classes that the site has not seen. Then as with `consult`: the site's prior,
 tempered, its validation images the judge, its own model the bar; the form that needs the least is taken, and of those
-that need equally little the one that is most often right. What the panel expects of all sites together the student has
+that need equally little the one that is most often right. A site begins with none of its prior here: the lesson has
+taken from classes that it has not seen already. What the panel expects of all sites together the student has
 learned, so it stays, and the site's prior comes on top.
 
 What leaks: the synthetic images go to every site. They are made from all models and resemble their training images as
@@ -102,6 +103,7 @@ class ConsultDistilled(Distilled):
         tune_epochs: Annotated[int, Field(ge=0)] = 20  # of the lesson at the site
         tune_lr: Positive = 1e-2
         tune_share: Share = 0.5  # κ
+        least_prior: Share = 0.0  # a student that was taught by its site leans to what the site has already
 
         def images(self, size: int) -> int:
             """The batch for images of this size."""
