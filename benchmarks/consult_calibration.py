@@ -16,12 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from torch import Tensor
-
 from experiments import Experiment, Rows, by_place, main_of, means
 from trained_cells import Cell
 from wardround.learn.predictor import Predictor
-from wardround.methods.personal_prior import BINS, calibration_error
+from wardround.measure import BINS, calibration_gap_in_mix
 from wardround.methods.state import State
 from wardround.papers.summaries import cells
 
@@ -40,12 +38,6 @@ FIGURES = {
 }
 
 
-def weighted_error(scores: Tensor, labels: Tensor, shares: Tensor) -> float:
-    """The calibration error on a test whose classes weigh `shares`, however many images each has there."""
-    each = shares.double() / labels.bincount(minlength=len(shares)).clamp_min(1)
-    return calibration_error(scores.double(), labels, weights=each[labels])
-
-
 def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One row: all predictors of a cell."""
     labels = cell.data.test.labels.cpu()
@@ -56,8 +48,8 @@ def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -
         own = everybody if site.test.class_weights is None else site.test.class_weights.cpu()
         for who, of_site in predictors.items():
             scores = cell.scores(of_site[site.name])
-            found[f"{who}_local"].append(weighted_error(scores, labels, own))
-            found[f"{who}_global"].append(weighted_error(scores, labels, everybody))
+            found[f"{who}_local"].append(calibration_gap_in_mix(scores, labels, own))
+            found[f"{who}_global"].append(calibration_gap_in_mix(scores, labels, everybody))
     yield {**place, "figures": {name: round(mean(errors), 6) for name, errors in found.items()}}
     cell.forget()
 

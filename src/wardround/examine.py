@@ -19,7 +19,8 @@ from wardround.data.imageset import ImageSet
 from wardround.learn.device import Device
 from wardround.learn.evaluate import network_outputs
 from wardround.learn.predictor import Member, Predictor, member_logits
-from wardround.measure import Tally, count_answers, macro_auc, project, reaches, tally
+from wardround.measure import Tally, calibration_gap_in_mix, count_answers, macro_auc, project, reaches, tally
+from wardround.measure.answers import PLACES
 from wardround.progress import Silent
 from wardround.streams import Streams
 
@@ -74,7 +75,15 @@ class Examiner:
             found = count_answers(self._scores(predictor, images), images.labels.cpu(), len(images.classes))
             place = {"site": site, "round": round, "split": split, "model": model}
             counts = {"confusion": found.confusion, "bins": found.bins}
-            yield {"kind": "answers", **self.labels, **place, **counts}
+            mixed = self._calibration_in_mix(site, predictor) if site and split == GLOBAL else None
+            yield {"kind": "answers", **self.labels, **place, **counts, "local_calibration_error": mixed}
+
+    def _calibration_in_mix(self, site: str, predictor: Predictor) -> float | None:
+        """How well it is calibrated for its site's own mix of patients, where that is the global test weighted."""
+        weights, test = self._owner(site).test.class_weights, self.federation.test
+        if weights is None:
+            return None
+        return round(calibration_gap_in_mix(self._scores(predictor, test), test.labels.cpu(), weights.cpu()), PLACES)
 
     def features(self, network: Member, streams: Streams) -> Iterator[dict[str, Any]]:
         """How far each site's features under one network are from all sites' (FedMP, Eq. 4).

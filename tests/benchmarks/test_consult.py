@@ -14,7 +14,6 @@ import torch
 
 from tiny import context, drive, federation, images, study
 from wardround.exchange.bundle import Bundle
-from wardround.measure import calibration_error, count_answers
 from wardround.methods.registry import make
 from wardround.methods.state import State
 
@@ -118,19 +117,6 @@ def test_calibration_before_and_after(scripts: Any, tmp_path: Path, capsys: Any)
     assert all(0 <= error <= 1 for error in row["figures"].values())
     assert row["figures"]["before_local"] != row["figures"]["after_local"]
     assert "| blobs | 0.5 | 1 |" in capsys.readouterr().out
-
-
-def test_calibration_error_where_classes_weigh_otherwise(scripts: Any) -> None:
-    labels = torch.tensor([0, 0, 1, 1])
-    # Right with 0.9, right with 0.6, wrong with 0.9, right with 0.6: two bins.
-    scores = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.9, 0.1], [0.4, 0.6]]).log()
-    plain = count_answers(scores, labels, 2)
-    error = scripts.calibration.weighted_error(scores, labels, torch.tensor([0.5, 0.5]))
-    assert error == pytest.approx(abs(0.5 - 0.9) * 0.5 + (1 - 0.6) * 0.5)
-    assert error == pytest.approx(calibration_error(plain.bins))
-    # Nine of ten patients of the first class: 0.45 and 0.05 in each bin.
-    error = scripts.calibration.weighted_error(scores, labels, torch.tensor([0.9, 0.1]))
-    assert error == pytest.approx(abs(0.45 * 0.1 - 0.05 * 0.9) + 0.4 * 0.5)
 
 
 # What a bad site sends ------------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tiny import coordinate, federation
+from tiny import coordinate, deployed, federation
 from wardround.errors import RunFailed
-from wardround.measure import BINS, Bin, calibration_error, count_answers, wilson
+from wardround.learn.device import find_device
+from wardround.measure import BINS, Bin, calibration_error, calibration_gap_in_mix, count_answers, wilson
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.registry import make
 
@@ -30,6 +31,19 @@ def test_answers_are_counted_by_class_and_by_confidence() -> None:
         8: Bin(2, 1, 0.6),  # 0.6 is the upper end of its bin
         14: Bin(3, 2, round((0.95 + 0.95 + 0.99) / 3, 6)),
     }
+
+
+def test_calibration_error_where_classes_weigh_otherwise() -> None:
+    labels = torch.tensor([0, 0, 1, 1])
+    # Right with 0.9, right with 0.6, wrong with 0.9, right with 0.6: two bins.
+    scores = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.9, 0.1], [0.4, 0.6]]).log()
+    plain = count_answers(scores, labels, 2)
+    error = calibration_gap_in_mix(scores, labels, torch.tensor([0.5, 0.5]))
+    assert error == pytest.approx(abs(0.5 - 0.9) * 0.5 + (1 - 0.6) * 0.5)
+    assert error == pytest.approx(calibration_error(plain.bins))
+    # Nine of ten patients of the first class: 0.45 and 0.05 in each bin.
+    error = calibration_gap_in_mix(scores, labels, torch.tensor([0.9, 0.1]))
+    assert error == pytest.approx(abs(0.45 * 0.1 - 0.05 * 0.9) + 0.4 * 0.5)
 
 
 def test_a_slow_count_agrees() -> None:
@@ -96,6 +110,13 @@ def test_a_result_holds_the_answers_of_the_last_predictors(tmp_path: Path) -> No
         assert sum(images for images, _, _ in entry["bins"]) == len(test)
         assert sum(r for _, r, _ in entry["bins"]) == right
         assert entry["calibration_error"] == calibration_error([Bin(*b) for b in entry["bins"]])
+        assert (entry["local_calibration_error"] is None) == (entry["model"] == "shared")
+    home = deployed(tmp_path / "run", "site-2")
+    shares = federation().sites[1].test.class_weights
+    assert shares is not None
+    logits = home.scores(test.images, find_device("cpu"))
+    expected = calibration_gap_in_mix(logits, test.labels, shares)
+    assert result["answers"][2]["local_calibration_error"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_method_without_a_shared_model_has_the_sites_answers_alone(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from tiny import federation, images
 from wardround.data.federation import Site
 from wardround.learn.predictor import Member, Predictor
+from wardround.measure import calibration_gap
 from wardround.methods import personal_prior
 from wardround.methods.personal_prior import (
     NUDGE,
@@ -19,7 +20,6 @@ from wardround.methods.personal_prior import (
     Judge,
     Offer,
     best_factor,
-    calibration_error,
     lowering,
     lowest_familiar,
     right_answers,
@@ -332,9 +332,9 @@ def test_calibration_error_by_hand() -> None:
     """
     scores = double([0.9, 0.1], [0.1, 0.9], [0.6, 0.4], [0.5, 0.5]).log()
     labels = torch.tensor([0, 0, 0, 1])
-    assert calibration_error(scores, labels, bins=10) == pytest.approx(1.7 / 4)
-    assert calibration_error(double([50, 0]), torch.tensor([0])) == pytest.approx(0)  # sure of 1 is in the last bin
-    assert calibration_error(double([0.9, 0.1], [0.1, 0.9]).log(), torch.tensor([0, 0]), bins=1) == pytest.approx(0.4)
+    assert calibration_gap(scores, labels, bins=10) == pytest.approx(1.7 / 4)
+    assert calibration_gap(double([50, 0]), torch.tensor([0])) == pytest.approx(0)  # sure of 1 is in the last bin
+    assert calibration_gap(double([0.9, 0.1], [0.1, 0.9]).log(), torch.tensor([0, 0]), bins=1) == pytest.approx(0.4)
 
 
 def test_the_factor_with_the_lowest_loss() -> None:
@@ -378,7 +378,7 @@ def test_what_is_well_calibrated_is_not_flattened_for_one_surprise() -> None:
     found = Judge(site(labels, [0, 1]), None, calibrate=True).choose([Offer(SHARED, scores)], None)
     factor = best_factor(scores, torch.tensor(labels))
     assert factor < 0.5
-    before, after = (calibration_error(f * scores, torch.tensor(labels)) for f in (1.0, factor))
+    before, after = (calibration_gap(f * scores, torch.tensor(labels)) for f in (1.0, factor))
     assert before < after
     words = f"; calibration error {before:.1%}, left as it is: what is likeliest would make it {after:.1%}"
     assert found.words.endswith(words)

@@ -148,8 +148,14 @@ def test_confusion_sensitivity_and_calibration_by_hand() -> None:
     assert rows_of(html, "Sensitivity by class, fedavg")[2] == [
         *("birch", "87.5%", f"{100 * low:.1f}%", f"{100 * high:.1f}%", "20")
     ]
-    assert "Calibration error 10.0%." in html
+    assert "Calibration error 10.0% on the global test." in html
     assert rows_of(html, "Reliability, fedavg")[1:] == [["50.0%", "25.0%", "8"], ["90.0%", "93.8%", "32"]]
+
+
+def test_calibration_is_also_told_for_each_sites_own_mix() -> None:
+    errors = ({"local_calibration_error": 0.02}, {"local_calibration_error": 0.04, "site": "b"})
+    html = answered(*(answer(**each) for each in errors))
+    assert "Calibration error 5.0% on the global test, 3.0% as each site&#39;s own patients are mixed." in html
 
 
 def test_own_tests_of_the_sites_are_pooled_and_the_shared_model_stands_in() -> None:

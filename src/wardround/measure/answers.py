@@ -61,6 +61,22 @@ def calibration_error(bins: Sequence[Bin]) -> float | None:
     return math.fsum(gaps) / images if images else None
 
 
+def calibration_gap(scores: Tensor, labels: Tensor, bins: int = BINS, weights: Tensor | None = None) -> float:
+    """The same from scores `(n, classes)`; `weights` are those of the images, where they do not count alike."""
+    weights = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.double()
+    sure, answers = scores.softmax(dim=1).max(dim=1)
+    right = (answers == labels).double()
+    place = (sure * bins).ceil().long().clamp(1, bins) - 1
+    gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, weights * (sure.double() - right))
+    return float(gaps.abs().sum() / weights.sum())
+
+
+def calibration_gap_in_mix(scores: Tensor, labels: Tensor, shares: Tensor) -> float:
+    """That on a test whose classes weigh `shares`, however many images each has there."""
+    each = shares.double() / labels.bincount(minlength=len(shares)).clamp_min(1)
+    return calibration_gap(scores.double(), labels, weights=each[labels])
+
+
 def wilson(share: float, n: float) -> tuple[float, float]:
     """Wilson's 95 % interval of a share of n independent trials (JASA 1927); it stays within 0 to 1."""
     if n < 1:

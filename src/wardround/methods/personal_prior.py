@@ -22,13 +22,13 @@ from torch import Tensor
 
 from wardround.data.federation import Site
 from wardround.learn.predictor import Member, Predictor
+from wardround.measure import calibration_gap
 from wardround.methods.trust import log_shares
 
 TEMPER_STEP, MOST_TEMPER = 0.25, 3.0
 NUDGE = 1e-3  # by which a score that is lowered ends below the next one
 SURE = NUDGE / 4  # the lead of a right answer that single precision cannot lose
 SHARPER = torch.logspace(-1, 1, 41, base=4.0, dtype=torch.float64)  # 1/4 to 4, with 1 in the middle
-BINS = 15
 ROUNDING = 1e-6  # of a familiarity, which is worked out in single precision
 FAMILIAR, ENOUGH = 0.05, 20  # the share of right answers that may be called unfamiliar; images to fit anything to
 
@@ -248,7 +248,7 @@ def calibrated(predictor: Predictor, scores: Tensor, labels: Tensor) -> tuple[Pr
     well calibrated on the rest.
     """
     factor = best_factor(scores, labels)
-    before, after = (calibration_error(f * scores, labels) for f in (1.0, factor))
+    before, after = (calibration_gap(f * scores, labels) for f in (1.0, factor))
     if after > before:
         return (
             predictor,
@@ -274,16 +274,3 @@ def lowest_familiar(familiarity: Tensor) -> Tensor | None:
         return None
     least = torch.quantile(familiarity.double(), FAMILIAR)
     return least - ROUNDING * least.abs().clamp_min(1)
-
-
-def calibration_error(scores: Tensor, labels: Tensor, bins: int = BINS, weights: Tensor | None = None) -> float:
-    """Expected calibration error: over equal bins of confidence, the mean gap between it and the share of right.
-
-    `weights` are those of the images, where they do not count alike.
-    """
-    weights = torch.ones(len(labels), dtype=torch.float64) if weights is None else weights.double()
-    sure, answers = scores.softmax(dim=1).max(dim=1)
-    right = (answers == labels).double()
-    place = (sure * bins).ceil().long().clamp(1, bins) - 1
-    gaps = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, weights * (sure.double() - right))
-    return float(gaps.abs().sum() / weights.sum())

@@ -110,7 +110,8 @@ def one_method(run: Path, method: str, data: dict[str, Any], within: Path | None
             projections.append({"method": method, **{name: event[name] for name in PROJECTION_FIELDS}})
         elif event["kind"] == "answers":
             error = calibration_error([Bin(*found) for found in event["bins"]])
-            answers.append({**{name: event[name] for name in ANSWER_FIELDS}, "calibration_error": error})
+            errors = {"calibration_error": error, "local_calibration_error": event.get("local_calibration_error")}
+            answers.append({**{name: event[name] for name in ANSWER_FIELDS}, **errors})
         elif event["kind"] == "clusters":
             clusters.append({"method": method, **{name: event[name] for name in CLUSTER_FIELDS}})
         elif event["kind"] == "privacy":

@@ -38,6 +38,7 @@ class Counts:
     confusion: Matrix
     bins: list[Bin]
     error: float | None
+    in_mix: float | None = None  # the error as the site's own patients are mixed, where its test is the global one
 
     @property
     def totals(self) -> list[int]:
@@ -90,7 +91,8 @@ def _counts(entry: View, classes: int) -> Counts | None:
         return None
     triples = [as_list(found) for found in as_list(entry.get("bins"))]
     bins = [Bin(as_count(t[0]), as_count(t[1]), as_number(t[2]) or 0.0) for t in triples if len(t) == 3]
-    return Counts(as_text(entry.get("site")), confusion, bins, as_number(entry.get("calibration_error")))
+    errors = (as_number(entry.get(name)) for name in ("calibration_error", "local_calibration_error"))
+    return Counts(as_text(entry.get("site")), confusion, bins, *errors)
 
 
 # Which class for which ------------------------------------------------------------------------------------------------
@@ -192,10 +194,18 @@ def _calibration(i: int, group: Group) -> View:
             sure = sum(f.images * f.confidence for f in found) / images
             pooled.append((sure, right / images, images))
             rows.append([percent(sure), percent(right / images), f"{images:,}"])
-    error = mean_of(c.error for c in counts)
-    said = "" if error is None else f"Calibration error {percent(error)}."
+    said = _errors(group, counts)
     label = Label(
         keyed("calibration", i, group.title), f"Reliability of {group.title}", f"How often right by how sure. {said}"
     )
     table = tabulate(f"Reliability, {group.title}", ("How sure", "How often right", "Answers"), rows)
     return figure(group.title, said, reliability(label, pooled, percent_mark), table)
+
+
+def _errors(group: Group, counts: Sequence[Counts]) -> str:
+    """The calibration error and on which test, in words; what a site was calibrated for is its own mix of patients."""
+    error, in_mix = mean_of(c.error for c in counts), mean_of(c.in_mix for c in counts)
+    if error is None:
+        return ""
+    mixed = "" if in_mix is None else f", {percent(in_mix)} as each site's own patients are mixed"
+    return f"Calibration error {percent(error)} on {SPLITS[group.split]}{mixed}."
