@@ -260,6 +260,15 @@ def test_what_cannot_be_read(tmp_path: Path, kind: str, says: str) -> None:
     assert says in refusal(broken(tmp_path, kind))
 
 
+@pytest.mark.parametrize("tag", [b"\x28\x00\x11\x00", b"\x28\x00\x50\x10"], ids=["Columns", "WindowCenter"])
+def test_an_element_of_no_known_kind_is_damage(tmp_path: Path, tag: bytes) -> None:
+    """Two letters behind a tag say what kind of value follows; pydicom knows no U."""
+    data = write_dicom(tmp_path / "x.dcm", RAMP, WindowCenter=1, WindowWidth=2).read_bytes()
+    place = data.index(tag) + 4
+    (tmp_path / "y.dcm").write_bytes(data[:place] + b"U." + data[place + 2 :])
+    assert "cannot be read as a DICOM picture" in refusal(tmp_path / "y.dcm")
+
+
 def test_damage_anywhere_ends_in_one_line(tmp_path: Path) -> None:
     whole = write_dicom(tmp_path / "x.dcm", RAMP, WindowCenter=1, WindowWidth=2).read_bytes()
     rng = np.random.default_rng(0)

@@ -366,14 +366,15 @@ def test_settings_out_of_range_are_refused(name: str, key: str, value: float) ->
     ("value", "words"),
     [
         (torch.nan, "it holds NaN or infinite values"),
-        (-1e30, "its answers are NaN or infinite"),
+        (-1e30, "its batch-norm statistics are of feature maps as large as 1e+30"),
+        (-1e4, "its answers are NaN or infinite"),
         (1e-30, "its answers to noise are as large as "),
     ],
 )
 def test_an_upload_that_is_not_finite_is_refused_by_its_site_and_the_rest_go_on(
     value: float, words: str, name: str
 ) -> None:
-    """Statistics of -1e30 are finite, as the check of what is sent asks for; what they make of an image is not."""
+    """Statistics of -1e4 are finite, as the check of what is sent asks for; what they make of an image is not."""
     data, of = federation((9, 6)), method(name, epochs=1)
     notes: list[str] = []
     ctx = replace(context(study(data, method=name)), note=notes.append)

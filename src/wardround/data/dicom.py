@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -129,7 +129,7 @@ def _open(path: Path, tags: Sequence[str], pixels: bool = True) -> Dataset:
             if DEFLATED in start:
                 raise BadInput(f"{path} is a deflated DICOM file, which could unpack without end; store it otherwise")
             file.seek(0)
-            found: Dataset = _guarded(path, lambda: read(file, specific_tags=list(tags), stop_before_pixels=not pixels))
+            found: Dataset = _guarded(path, _elements, read, file, tags, pixels)
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from error
     return found
@@ -143,6 +143,14 @@ def _silent_reader() -> Callable[..., Dataset]:
     config.settings.reading_validation_mode = config.IGNORE
     logging.getLogger("pydicom").setLevel(logging.CRITICAL)
     return dcmread
+
+
+def _elements(read: Callable[..., Dataset], file: IO[bytes], tags: Sequence[str], pixels: bool) -> Dataset:
+    """These tags, each looked at once: pydicom makes sense of one only when it is asked for, and may fall over it."""
+    found = read(file, specific_tags=list(tags), stop_before_pixels=not pixels)
+    for _ in found:
+        pass
+    return found
 
 
 def _guarded(path: Path, work: Any, *arguments: Any) -> Any:
