@@ -118,6 +118,16 @@ def test_what_is_not_told_is_guessed_and_said(skewed: Any) -> None:
     assert notes == ["what site-2 trained on was not told, and is guessed from the models alone"]
 
 
+def test_a_site_that_tells_no_counts_cannot_claim_images_without_end(skewed: Any) -> None:
+    data, _, sent = skewed
+    ctx, notes = listening(data)
+    groups = {name: group for name, group in sent["site-2"].groups.items() if name != LABEL_COUNTS}
+    groups[SIZE] = {"images": torch.tensor(2**63 - 1)}
+    (state,) = method().absorb(ctx, State(), {**sent, "site-2": replace(sent["site-2"], groups=groups)})
+    assert sum(state.facts[LABEL_COUNTS]["site-2"]) == pytest.approx(2**40)
+    assert notes[-1].endswith("; it is heard as if it had 72")
+
+
 def test_images_that_a_model_does_not_show_are_not_counted_and_said(skewed: Any) -> None:
     """A site that claims a thousand of each class, and whose weights have risen for two."""
     data, _, sent = skewed

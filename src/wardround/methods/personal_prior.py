@@ -249,12 +249,10 @@ def calibrated(predictor: Predictor, scores: Tensor, labels: Tensor) -> tuple[Pr
     """
     factor = best_factor(scores, labels)
     before, after = (calibration_gap(f * scores, labels) for f in (1.0, factor))
+    words = f"; calibration error {before:.1%}"
     if after > before:
-        return (
-            predictor,
-            f"; calibration error {before:.1%}, left as it is: what is likeliest would make it {after:.1%}",
-        )
-    return sharpened(predictor, factor), f"; calibration error {before:.1%} before, {after:.1%} after"
+        return predictor, f"{words}, left as it is: what is likeliest would make it {after:.1%}"
+    return sharpened(predictor, factor), f"{words} before, {after:.1%} after"
 
 
 def sharpened(predictor: Predictor, factor: float) -> Predictor:

@@ -44,12 +44,12 @@ def seen_by_sites(ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> d
     """The counts of every site whose model is kept: its own word, or a guess from its model, which is noted."""
     found, silent = {}, []
     for site, weights in kept.groups.items():
-        counts = answers[site].group(LABEL_COUNTS).get("counts")
+        counts, images = answers[site].group(LABEL_COUNTS).get("counts"), int(answers[site].group(SIZE)["images"])
         if counts is None:
             silent.append(site)
-            found[site] = guessed(weights, int(answers[site].group(SIZE)["images"])).round().long()
+            found[site] = guessed(weights, min(images, ABSURD)).round().long()
         else:
-            found[site] = _possible(ctx, site, counts, int(answers[site].group(SIZE)["images"]))
+            found[site] = _possible(ctx, site, counts, images)
     if silent:
         ctx.note(f"what {', '.join(silent)} trained on was not told, and is guessed from the models alone")
     epsilon = ctx.study.settings.privacy.counts_epsilon
