@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():  # before anything imports Triton: kernels are then interpreted, on the CPU
+    os.environ["TRITON_INTERPRET"] = "1"
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background, where Ctrl-C would be a dead key
     signal.signal(signal.SIGINT, signal.default_int_handler)
 SOAK = bool(os.environ.get("WARDROUND_SOAK"))

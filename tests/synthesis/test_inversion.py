@@ -83,7 +83,7 @@ def test_the_loss_by_hand(bn_over: Any, classify: Any) -> None:
     how = Inversion(bn_weight=10.0, tv_weight=0.5, bn_over=bn_over, classify=classify)
     label = {"together": math.log(4 / 3), "each": (math.log(10 / 9) + math.log(2)) / 2}[classify]
     distance = {"mean": 4.0, "sum": 8.0}[bn_over]
-    found = inversion_loss(view, images, torch.tensor([0]), how)
+    found = inversion_loss(view, total_variation(images), torch.tensor([0]), how)
     assert found.item() == pytest.approx(label + 10 * distance + 0.5 * 11)
 
 

@@ -44,6 +44,15 @@ def activate(norm: nn.Module, maps: Tensor, shortcut: Tensor | None = None) -> T
     return F.relu_(normed)
 
 
+def twin(maps: Tensor) -> Tensor:
+    """The same maps for a second use.
+
+    Where two layers read the same maps, their slopes are added up on the way back. A stand-in that made the maps may
+    have left a twin with them, and then takes both slopes and adds them in the pass that it does anyway.
+    """
+    return getattr(maps, "twin", maps)
+
+
 class StagedNet(nn.Module):
     """Stages in order, then one linear layer. What leaves the last stage are the features: `(n, feature_size)`.
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from wardround.models.net import GlobalPool, StagedNet, activate
+from wardround.models.net import GlobalPool, StagedNet, activate, twin
 from wardround.models.shortcut import Shortcut
 
 STEMS = ("small", "imagenet")
@@ -48,8 +48,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The rectified sum of both branches."""
-        h = activate(self.bn1, self.conv1(x))
-        return activate(self.bn2, self.conv2(h), x if self.downsample is None else self.downsample(x))
+        h, beside = activate(self.bn1, self.conv1(x)), twin(x)
+        return activate(self.bn2, self.conv2(h), beside if self.downsample is None else self.downsample(beside))
 
 
 class BottleneckBlock(nn.Module):
@@ -70,9 +70,9 @@ class BottleneckBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The rectified sum of both branches."""
-        h = activate(self.bn1, self.conv1(x))
+        h, beside = activate(self.bn1, self.conv1(x)), twin(x)
         h = activate(self.bn2, self.conv2(h))
-        return activate(self.bn3, self.conv3(h), x if self.downsample is None else self.downsample(x))
+        return activate(self.bn3, self.conv3(h), beside if self.downsample is None else self.downsample(beside))
 
 
 def _stem(kind: str, channels: int, width: int) -> nn.Sequential:

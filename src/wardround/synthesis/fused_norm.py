@@ -46,19 +46,23 @@ class FusedNorm(nn.BatchNorm2d):
         return self._norm(maps, shortcut, rectify=True)
 
     def _norm(self, maps: Tensor, shortcut: Tensor | None, rectify: bool) -> Tensor:
-        mean, variance = self._statistics()
         if kernels.can_run(maps, shortcut):
-            if self.training:
-                mean, variance = self._batch_moments(maps)
-            normed, *moments = _Fused.apply(  # type: ignore[no-untyped-call]
-                maps, shortcut, self.weight, self.bias, mean, variance, self.eps, rectify, self.measuring
+            by = self.by_channel(self._batch_moments(maps) if self.training else self.statistics())
+            normed, beside, *moments = _Fused.apply(  # type: ignore[no-untyped-call]
+                maps, shortcut, by, rectify, self.measuring
             )
+            normed.twin = beside
         else:
+            mean, _ = self.statistics()
             normed = self._plain(maps, shortcut, rectify)
             moments = plain_moments(maps, mean) if self.measuring else ()
         if self.measuring:
             self.moments = (moments[0], moments[1])
         return normed  # type: ignore[no-any-return]
+
+    def by_channel(self, moments: Moments) -> kernels.Affine:
+        """What it does to a channel of these moments."""
+        return kernels.Affine(self.weight, self.bias, *moments, self.eps)
 
     def _plain(self, maps: Tensor, shortcut: Tensor | None, rectify: bool) -> Tensor:
         """By PyTorch's own functions."""
@@ -69,9 +73,10 @@ class FusedNorm(nn.BatchNorm2d):
     def _batch_moments(self, maps: Tensor) -> Moments:
         """Of this batch; the running ones follow where they are tracked, as `nn.BatchNorm2d` has it."""
         share = (self.momentum or 0.0) if self.track_running_stats else 0.0
-        return kernels.batch_moments(maps, *self._statistics(), share)
+        return kernels.batch_moments(maps, *self.statistics(), share)
 
-    def _statistics(self) -> Moments:
+    def statistics(self) -> Moments:
+        """The stored moments."""
         mean, variance = self.running_mean, self.running_var
         if mean is None or variance is None:
             raise ValueError("a batch-norm layer without running statistics cannot be a teacher's")
@@ -90,9 +95,11 @@ class TrainedNorm(FusedNorm):
         if self.track_running_stats and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         mean, variance = self._batch_moments(maps)
-        return _Trained.apply(  # type: ignore[no-any-return, no-untyped-call]
+        normed, beside = _Trained.apply(  # type: ignore[no-untyped-call]
             maps, shortcut, self.weight, self.bias, mean, variance, self.eps, rectify
         )
+        normed.twin = beside
+        return normed  # type: ignore[no-any-return]
 
 
 def plain_moments(maps: Tensor, centre: Tensor) -> Moments:
@@ -132,31 +139,22 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        maps: Tensor,
-        shortcut: Tensor | None,
-        weight: Tensor,
-        bias: Tensor,
-        mean: Tensor,
-        variance: Tensor,
-        eps: float,
-        rectify: bool,
-        measure: bool,
+        ctx: Any, maps: Tensor, shortcut: Tensor | None, by: kernels.Affine, rectify: bool, measure: bool
     ) -> tuple[Tensor, ...]:
-        normed, sums = kernels.norm(maps, shortcut, weight, bias, mean, variance, eps, rectify, measure)
-        gap, spread = kernels.finish(sums, maps) if measure else (maps.new_empty(0), maps.new_empty(0))
-        ctx.save_for_backward(maps, normed if rectify else None, weight, mean, variance, gap)
-        ctx.eps, ctx.measure, ctx.has_shortcut = eps, measure, shortcut is not None
-        return normed, gap, spread
+        normed, (gap, spread) = kernels.norm(maps, shortcut, by, rectify, measure)
+        ctx.save_for_backward(maps, _kept(normed, shortcut, rectify), gap)
+        ctx.by, ctx.rectify, ctx.has_shortcut = by, rectify, shortcut is not None
+        ctx.set_materialize_grads(False)  # what has no twin in use has no slope by it
+        return normed, normed.detach(), gap, spread
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        maps, normed, weight, mean, variance, gap = ctx.saved_tensors
-        by_moments = slopes[1:] if ctx.measure else None
-        found, passed = kernels.backward(
-            slopes[0], maps, normed, weight, mean, variance, ctx.eps, gap, by_moments, ctx.has_shortcut
-        )
-        return found, passed, None, None, None, None, None, None, None
+    def backward(
+        ctx: Any, slope: Tensor | None, beside: Tensor | None, *by_moments: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        maps, normed, gap = ctx.saved_tensors
+        slopes, measured = kernels.given(maps, slope, beside), kernels.given_moments(gap, by_moments)
+        found, passed = kernels.backward(slopes, maps, normed, ctx.by, ctx.rectify, gap, measured, ctx.has_shortcut)
+        return found, passed, None, None, None
 
 
 class _Trained(torch.autograd.Function):
@@ -177,18 +175,24 @@ class _Trained(torch.autograd.Function):
         variance: Tensor,
         eps: float,
         rectify: bool,
-    ) -> Tensor:
-        normed, _ = kernels.norm(maps, shortcut, weight, bias, mean, variance, eps, rectify, measure=False)
-        ctx.save_for_backward(maps, normed if rectify else None, weight, mean, variance)
-        ctx.eps, ctx.has_shortcut = eps, shortcut is not None
-        return normed
+    ) -> tuple[Tensor, Tensor]:
+        by = kernels.Affine(weight, bias, mean, variance, eps)
+        normed, _ = kernels.norm(maps, shortcut, by, rectify, measure=False)
+        ctx.save_for_backward(maps, _kept(normed, shortcut, rectify), weight, bias, mean, variance)
+        ctx.eps, ctx.rectify, ctx.has_shortcut = eps, rectify, shortcut is not None
+        ctx.set_materialize_grads(False)
+        return normed, normed.detach()
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        maps, normed, weight, mean, variance = ctx.saved_tensors
-        slope = slope.contiguous(memory_format=torch.channels_last)
-        by_weight, by_bias, by_moments = kernels.parameter_slopes(slope, maps, normed, weight, mean, variance, ctx.eps)
-        found, passed = kernels.backward(
-            slope, maps, normed, weight, mean, variance, ctx.eps, None, by_moments, ctx.has_shortcut
-        )
+    def backward(ctx: Any, slope: Tensor | None, beside: Tensor | None) -> tuple[Tensor | None, ...]:
+        maps, normed, weight, bias, mean, variance = ctx.saved_tensors
+        by = kernels.Affine(weight, bias, mean, variance, ctx.eps)
+        slopes = kernels.given(maps, slope, beside)
+        by_weight, by_bias, by_moments = kernels.parameter_slopes(slopes, maps, normed, by, ctx.rectify)
+        found, passed = kernels.backward(slopes, maps, normed, by, ctx.rectify, None, by_moments, ctx.has_shortcut)
         return found, passed, by_weight, by_bias, None, None, None, None
+
+
+def _kept(normed: Tensor, shortcut: Tensor | None, rectify: bool) -> Tensor | None:
+    """What the way back must know of what came out: without a shortcut, the maps tell what the ReLU let through."""
+    return normed if rectify and shortcut is not None else None

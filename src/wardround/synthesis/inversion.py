@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from wardround.errors import Diverged
-from wardround.learn.replay import Replay
+from wardround.learn.replay import Replay, each
 from wardround.synthesis.deal import rounded
 from wardround.synthesis.teachers import Teachers, View
 
@@ -86,12 +87,12 @@ def label_loss(view: View, labels: Tensor, how: Inversion) -> Tensor:
     return torch.stack([F.cross_entropy(logits, labels) for logits in view.logits]).mean()
 
 
-def inversion_loss(view: View, images: Tensor, labels: Tensor, how: Inversion) -> Tensor:
-    """Eq. 5 of the images that the teachers have just viewed."""
+def inversion_loss(view: View, variation: Tensor, labels: Tensor, how: Inversion) -> Tensor:
+    """Eq. 5 of images that the teachers have just viewed, and their total variation."""
     label = label_loss(view, labels, how)
     gaps = torch.stack(view.gaps)
     distance = gaps.mean() if how.bn_over == "mean" else gaps.sum()
-    return label + how.bn_weight * distance + how.tv_weight * total_variation(images)
+    return label + how.bn_weight * distance + how.tv_weight * variation
 
 
 def rolled(images: Tensor, shift: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ class Synthesis:
         blank = torch.zeros((how.batch, *shape), device=self.device)
         self.images = blank.to(memory_format=torch.channels_last).requires_grad_(True)
         cuda = self.device.type == "cuda"
-        self.optimiser = torch.optim.Adam([self.images], lr=how.lr, capturable=cuda)
+        self.optimiser = torch.optim.Adam([self.images], lr=how.lr, capturable=cuda, fused=cuda or None)
         self.memory = {  # Adam's own, made here so that it can be emptied and filled where a captured step looks for it
             "step": torch.zeros((), device=self.device if cuda else None),
             "exp_avg": torch.zeros_like(self.images, requires_grad=False),
@@ -183,12 +184,17 @@ class Synthesis:
 
     def _step(self, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         seen = rolled(self.images.detach(), shift).requires_grad_(True)
-        view = self.teachers.view(seen)
-        loss = inversion_loss(view, seen, self.labels, self.how)
+        view, variation = self._viewed(seen)
+        loss = inversion_loss(view, variation, self.labels, self.how)
         (gradient,) = torch.autograd.grad(loss, seen)
         self.images.grad = rolled(gradient, -shift)
         self.optimiser.step()
         return loss.detach(), seen.detach(), view.mean.detach()
+
+    def _viewed(self, seen: Tensor) -> tuple[View, Tensor]:
+        """What the teachers make of the images, and worked out beside them, how much the images vary."""
+        found: list[Any] = each([partial(self.teachers.view, seen), partial(total_variation, seen)])
+        return found[0], found[1]
 
     def _require_sane(self, loss: Tensor) -> None:
         value = float(loss)

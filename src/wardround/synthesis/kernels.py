@@ -1,13 +1,17 @@
 """Triton kernels of `fused_norm.py`: feature maps in channels-last layout, as rows of channels.
 
-Every kernel works on tiles of rows by channels, in float32 whatever the maps are stored in. Sums over rows are written
-per block and added up by a second small kernel, always in the same order: no atomics.
+Every kernel works on tiles of rows by channels, in float32 whatever the maps are stored in. Sums over rows stay in
+registers for as long as a block has rows, are written per block and added up by a second small kernel, always in the
+same order: no atomics.
 """
 
 # Triton reads a kernel's source: its parameters are pointers and numbers, and have no annotations to check.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,unused-ignore"
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +24,22 @@ except ImportError:
 
 BLOCKS = 264  # row blocks that add up side by side: two per multiprocessor of a large GPU
 ROWS, CHANNELS = 64, 64  # of a tile
+STAGES = 3  # of a loop over tiles: loads of the next ones are under way while one is worked on
+FEW = 8  # channels whose sums one program adds up
+ALL_PASS, AS_CAME_OUT, AS_CAME_IN = 0, 1, 2  # how `backward` knows what a ReLU let through
+
+
+Slopes = tuple[Tensor, ...]  # one, of what came out; or two, where its twin is in use, too
+
+
+class Affine(NamedTuple):
+    """What a batch-norm layer does to a channel: (x − mean)/√(variance + eps)·weight + bias."""
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    variance: Tensor
+    eps: float
 
 
 def can_run(maps: Tensor, shortcut: Tensor | None = None) -> bool:
@@ -33,25 +53,17 @@ def can_run(maps: Tensor, shortcut: Tensor | None = None) -> bool:
 
 
 def norm(
-    maps: Tensor,
-    shortcut: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    eps: float,
-    rectify: bool,
-    measure: bool,
-) -> tuple[Tensor, Tensor]:
-    """relu((maps − mean)/√(variance + eps)·weight + bias + shortcut), and sums by block for `finish`."""
+    maps: Tensor, shortcut: Tensor | None, by: Affine, rectify: bool, measure: bool
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """relu(norm(maps) + shortcut), and where measured the maps' mean less the stored one, and their variance."""
     rows, channels, blocks = _shape(maps)
     normed = torch.empty_like(maps)
     sums = torch.empty((2, blocks, channels) if measure else (0,), device=maps.device)
     _norm_kernel[(blocks, triton.cdiv(channels, CHANNELS))](
-        maps, maps if shortcut is None else shortcut, weight, bias, mean, variance, normed, sums,
-        rows, channels, blocks, eps, shortcut is not None, rectify, measure, True, ROWS, CHANNELS,
+        maps, maps if shortcut is None else shortcut, by.weight, by.bias, by.mean, by.variance, normed, sums,
+        rows, channels, blocks, by.eps, shortcut is not None, rectify, measure, True, ROWS, CHANNELS, STAGES,
     )  # fmt: skip
-    return normed, sums
+    return normed, finish(sums, rows) if measure else (sums, sums)
 
 
 def batch_moments(maps: Tensor, mean: Tensor, variance: Tensor, share: float) -> tuple[Tensor, Tensor]:
@@ -60,69 +72,90 @@ def batch_moments(maps: Tensor, mean: Tensor, variance: Tensor, share: float) ->
     sums = torch.empty((2, blocks, channels), device=maps.device)
     _norm_kernel[(blocks, triton.cdiv(channels, CHANNELS))](
         maps, maps, mean, mean, mean, mean, maps, sums, rows, channels, blocks,
-        0.0, False, False, True, False, ROWS, CHANNELS,
+        0.0, False, False, True, False, ROWS, CHANNELS, STAGES,
     )  # fmt: skip
     centre, spread = torch.empty((2, channels), device=maps.device)
-    _finish_kernel[(triton.cdiv(channels, CHANNELS),)](
-        sums, centre, spread, mean, variance, rows, channels, blocks, share, True, ROWS, CHANNELS
+    _finish_kernel[(triton.cdiv(channels, FEW),)](
+        sums, centre, spread, mean, variance, rows, channels, blocks, share, True, triton.next_power_of_2(blocks), FEW
     )
     return centre, spread
 
 
-def finish(sums: Tensor, maps: Tensor) -> tuple[Tensor, Tensor]:
+def finish(sums: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Sums by block to the mean less the centre, and the variance. Centred, they lose nothing to a large mean."""
-    rows, channels, blocks = _shape(maps)
-    gap, spread = torch.empty((2, channels), device=maps.device)
-    _finish_kernel[(triton.cdiv(channels, CHANNELS),)](
-        sums, gap, spread, gap, gap, rows, channels, blocks, 0.0, False, ROWS, CHANNELS
+    _, blocks, channels = sums.shape
+    gap, spread = torch.empty((2, channels), device=sums.device)
+    _finish_kernel[(triton.cdiv(channels, FEW),)](
+        sums, gap, spread, gap, gap, rows, channels, blocks, 0.0, False, triton.next_power_of_2(blocks), FEW
     )
     return gap, spread
 
 
 def parameter_slopes(
-    slope: Tensor, maps: Tensor, normed: Tensor | None, weight: Tensor, mean: Tensor, variance: Tensor, eps: float
+    slopes: Slopes, maps: Tensor, normed: Tensor | None, by: Affine, rectified: bool
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """The slopes by weight and bias under the batch's own statistics, and those by these statistics for `backward`."""
     rows, channels, blocks = _shape(maps)
     sums = torch.empty((2, blocks, channels), device=maps.device)
     _slope_kernel[(blocks, triton.cdiv(channels, CHANNELS))](
-        slope, maps, maps if normed is None else normed, mean, sums, rows, channels, blocks, normed is not None,
-        ROWS, CHANNELS,
+        slopes[0], slopes[-1], maps, maps if normed is None else normed, by.weight, by.bias, by.mean, by.variance, sums,
+        rows, channels, blocks, by.eps, len(slopes) == 2, _gate(normed, rectified), ROWS, CHANNELS, STAGES,
     )  # fmt: skip
     by_weight, by_bias, by_gap, by_spread = torch.empty((4, channels), device=maps.device)
-    _slope_finish_kernel[(triton.cdiv(channels, CHANNELS),)](
-        sums, weight, variance, by_weight, by_bias, by_gap, by_spread, channels, blocks, eps, ROWS, CHANNELS
-    )
+    _slope_finish_kernel[(triton.cdiv(channels, FEW),)](
+        sums, by.weight, by.variance, by_weight, by_bias, by_gap, by_spread, channels, blocks, by.eps,
+        triton.next_power_of_2(blocks), FEW,
+    )  # fmt: skip
     return by_weight, by_bias, (by_gap, by_spread)
 
 
 def backward(
-    slope: Tensor,
+    slopes: Slopes,
     maps: Tensor,
     normed: Tensor | None,
-    weight: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    eps: float,
+    by: Affine,
+    rectified: bool,
     gap: Tensor | None,
     by_moments: tuple[Tensor, ...] | None,
     has_shortcut: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The slopes by the maps and by the shortcut; `normed` is what a ReLU let through.
+    """The slopes by the maps and by the shortcut, from one slope by what came out, or the sum of two.
 
-    `by_moments` are the slopes by the maps' own mean and variance; that mean is `mean`, and `gap` more where given.
+    What a ReLU let through is read off `normed`, what came out of it; without a shortcut it can be told from the maps,
+    and `normed` need not be kept nor read. `by_moments` are the slopes by the maps' own mean and variance; that mean is
+    the stored one, and `gap` more where given.
     """
     rows, channels, _ = _shape(maps)
-    slope = slope.contiguous(memory_format=torch.channels_last)
     found = torch.empty_like(maps)
-    passed = torch.empty_like(maps) if has_shortcut and normed is not None else None
-    by_gap, by_spread = (mean, mean) if by_moments is None else by_moments
+    passed = torch.empty_like(maps) if has_shortcut and (rectified or len(slopes) == 2) else None
+    by_gap, by_spread = (by.mean, by.mean) if by_moments is None else by_moments
     _backward_kernel[(triton.cdiv(rows, ROWS), triton.cdiv(channels, CHANNELS))](
-        slope, maps, maps if normed is None else normed, weight, mean, variance, mean if gap is None else gap,
-        by_gap, by_spread, found, found if passed is None else passed, rows, channels,
-        eps, normed is not None, by_moments is not None, gap is not None, passed is not None, ROWS, CHANNELS,
+        slopes[0], slopes[-1], maps, maps if normed is None else normed, by.weight, by.bias, by.mean, by.variance,
+        by.mean if gap is None else gap, by_gap, by_spread, found, found if passed is None else passed, rows, channels,
+        by.eps, len(slopes) == 2, _gate(normed, rectified), by_moments is not None, gap is not None, passed is not None,
+        ROWS, CHANNELS,
     )  # fmt: skip
-    return found, passed if passed is not None or not has_shortcut else slope
+    return found, passed if passed is not None or not has_shortcut else slopes[0]
+
+
+def given(like: Tensor, *slopes: Tensor | None) -> Slopes:
+    """Those slopes that there are, one or two, laid out as the kernels read them; zeros where there is none."""
+    found = [slope.contiguous(memory_format=torch.channels_last) for slope in slopes if slope is not None]
+    first, *more = found or [torch.zeros_like(like)]
+    return (first, *more[:1])
+
+
+def given_moments(like: Tensor, by_moments: Sequence[Tensor | None]) -> tuple[Tensor, ...] | None:
+    """The slopes by mean and variance, zeros for one that is missing; nothing where both are."""
+    if all(slope is None for slope in by_moments):
+        return None
+    return tuple(torch.zeros_like(like) if slope is None else slope for slope in by_moments)
+
+
+def _gate(normed: Tensor | None, rectified: bool) -> int:
+    if not rectified:
+        return ALL_PASS
+    return AS_CAME_IN if normed is None else AS_CAME_OUT
 
 
 def _shape(maps: Tensor) -> tuple[int, int, int]:
@@ -137,7 +170,7 @@ if triton is not None:
     def _norm_kernel(
         maps, shortcut, weight, bias, mean, variance, normed, sums, rows, channels, blocks, eps,
         SHORTCUT: tl.constexpr, RECTIFY: tl.constexpr, MEASURE: tl.constexpr, WRITE: tl.constexpr,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        ROWS: tl.constexpr, CHANNELS: tl.constexpr, STAGES: tl.constexpr,
     ):  # fmt: skip
         block = tl.program_id(0)
         column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -147,9 +180,10 @@ if triton is not None:
             spread = tl.load(variance + column, mask=inside, other=1.0)
             scale = tl.load(weight + column, mask=inside, other=0.0) / tl.sqrt(spread + eps)
             shift = tl.load(bias + column, mask=inside, other=0.0)
-        first = tl.zeros((CHANNELS,), dtype=tl.float32)
-        second = tl.zeros((CHANNELS,), dtype=tl.float32)
-        for start in range(block * ROWS, rows, blocks * ROWS):
+        if MEASURE:
+            first = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+            second = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+        for start in tl.range(block * ROWS, rows, blocks * ROWS, num_stages=STAGES):
             row = start + tl.arange(0, ROWS)
             place = row[:, None] * channels + column[None, :]
             valid = (row < rows)[:, None] & inside[None, :]
@@ -163,27 +197,30 @@ if triton is not None:
                 tl.store(normed + place, value.to(normed.dtype.element_ty), mask=valid)
             if MEASURE:
                 away = tl.where(valid, away, 0.0)
-                first += tl.sum(away, axis=0)
-                second += tl.sum(away * away, axis=0)
+                first += away
+                second += away * away
         if MEASURE:
-            tl.store(sums + block * channels + column, first, mask=inside)
-            tl.store(sums + (blocks + block) * channels + column, second, mask=inside)
+            tl.store(sums + block * channels + column, tl.sum(first, axis=0), mask=inside)
+            tl.store(sums + (blocks + block) * channels + column, tl.sum(second, axis=0), mask=inside)
+
+    @triton.jit
+    def _added(sums, column, channels, blocks, PARTS: tl.constexpr):
+        """The two sums of some channels over all blocks."""
+        part = tl.arange(0, PARTS)
+        place = part[:, None] * channels + column[None, :]
+        valid = (part < blocks)[:, None] & (column < channels)[None, :]
+        first = tl.load(sums + place, mask=valid, other=0.0)
+        second = tl.load(sums + blocks * channels + place, mask=valid, other=0.0)
+        return tl.sum(first, axis=0), tl.sum(second, axis=0)
 
     @triton.jit
     def _finish_kernel(
         sums, gap, spread, running_mean, running_variance, rows, channels, blocks, share,
-        FOLLOW: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        FOLLOW: tl.constexpr, PARTS: tl.constexpr, FEW: tl.constexpr,
     ):  # fmt: skip
-        column = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+        column = tl.program_id(0) * FEW + tl.arange(0, FEW)
         inside = column < channels
-        first = tl.zeros((CHANNELS,), dtype=tl.float32)
-        second = tl.zeros((CHANNELS,), dtype=tl.float32)
-        for start in range(0, blocks, ROWS):
-            row = start + tl.arange(0, ROWS)
-            valid = (row < blocks)[:, None] & inside[None, :]
-            place = row[:, None] * channels + column[None, :]
-            first += tl.sum(tl.load(sums + place, mask=valid, other=0.0), axis=0)
-            second += tl.sum(tl.load(sums + blocks * channels + place, mask=valid, other=0.0), axis=0)
+        first, second = _added(sums, column, channels, blocks, PARTS)
         away = first / rows
         variance = second / rows - away * away
         tl.store(spread + column, variance, mask=inside)
@@ -198,44 +235,52 @@ if triton is not None:
             tl.store(gap + column, away, mask=inside)
 
     @triton.jit
+    def _let_through(
+        value, away, normed, place, valid, scale, bias, column, inside, GATE: tl.constexpr
+    ):  # fmt: skip
+        """A slope where the ReLU was open, and 0 elsewhere."""
+        if GATE == 1:
+            value = tl.where(tl.load(normed + place, mask=valid, other=0.0).to(tl.float32) > 0, value, 0.0)
+        if GATE == 2:
+            shift = tl.load(bias + column, mask=inside, other=0.0)
+            value = tl.where(away * scale[None, :] + shift[None, :] > 0, value, 0.0)
+        return value
+
+    @triton.jit
     def _slope_kernel(
-        slope, maps, normed, mean, sums, rows, channels, blocks,
-        RECTIFY: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        slope, beside, maps, normed, weight, bias, mean, variance, sums, rows, channels, blocks, eps,
+        TWO: tl.constexpr, GATE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, STAGES: tl.constexpr,
     ):  # fmt: skip
         block = tl.program_id(0)
         column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
         inside = column < channels
         centre = tl.load(mean + column, mask=inside, other=0.0)
-        first = tl.zeros((CHANNELS,), dtype=tl.float32)
-        second = tl.zeros((CHANNELS,), dtype=tl.float32)
-        for start in range(block * ROWS, rows, blocks * ROWS):
+        spread = tl.load(variance + column, mask=inside, other=1.0)
+        scale = tl.load(weight + column, mask=inside, other=0.0) / tl.sqrt(spread + eps)
+        first = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+        second = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+        for start in tl.range(block * ROWS, rows, blocks * ROWS, num_stages=STAGES):
             row = start + tl.arange(0, ROWS)
             place = row[:, None] * channels + column[None, :]
             valid = (row < rows)[:, None] & inside[None, :]
-            value = tl.load(slope + place, mask=valid, other=0.0).to(tl.float32)
-            if RECTIFY:
-                value = tl.where(tl.load(normed + place, mask=valid, other=0.0).to(tl.float32) > 0, value, 0.0)
             away = tl.load(maps + place, mask=valid, other=0.0).to(tl.float32) - centre[None, :]
-            first += tl.sum(value, axis=0)
-            second += tl.sum(value * away, axis=0)
-        tl.store(sums + block * channels + column, first, mask=inside)
-        tl.store(sums + (blocks + block) * channels + column, second, mask=inside)
+            value = tl.load(slope + place, mask=valid, other=0.0).to(tl.float32)
+            if TWO:
+                value += tl.load(beside + place, mask=valid, other=0.0).to(tl.float32)
+            value = _let_through(value, away, normed, place, valid, scale, bias, column, inside, GATE)
+            first += value
+            second += value * away
+        tl.store(sums + block * channels + column, tl.sum(first, axis=0), mask=inside)
+        tl.store(sums + (blocks + block) * channels + column, tl.sum(second, axis=0), mask=inside)
 
     @triton.jit
     def _slope_finish_kernel(
         sums, weight, variance, by_weight, by_bias, by_gap, by_spread, channels, blocks, eps,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        PARTS: tl.constexpr, FEW: tl.constexpr,
     ):  # fmt: skip
-        column = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+        column = tl.program_id(0) * FEW + tl.arange(0, FEW)
         inside = column < channels
-        first = tl.zeros((CHANNELS,), dtype=tl.float32)
-        second = tl.zeros((CHANNELS,), dtype=tl.float32)
-        for start in range(0, blocks, ROWS):
-            row = start + tl.arange(0, ROWS)
-            valid = (row < blocks)[:, None] & inside[None, :]
-            place = row[:, None] * channels + column[None, :]
-            first += tl.sum(tl.load(sums + place, mask=valid, other=0.0), axis=0)
-            second += tl.sum(tl.load(sums + blocks * channels + place, mask=valid, other=0.0), axis=0)
+        first, second = _added(sums, column, channels, blocks, PARTS)
         inverse = 1.0 / tl.sqrt(tl.load(variance + column, mask=inside, other=1.0) + eps)
         scale = tl.load(weight + column, mask=inside, other=0.0) * inverse
         tl.store(by_weight + column, second * inverse, mask=inside)
@@ -245,9 +290,9 @@ if triton is not None:
 
     @triton.jit
     def _backward_kernel(
-        slope, maps, normed, weight, mean, variance, gap, by_gap, by_spread, found, passed, rows, channels, eps,
-        RECTIFY: tl.constexpr, MEASURE: tl.constexpr, GAP: tl.constexpr, PASS: tl.constexpr,
-        ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+        slope, beside, maps, normed, weight, bias, mean, variance, gap, by_gap, by_spread, found, passed,
+        rows, channels, eps, TWO: tl.constexpr, GATE: tl.constexpr, MEASURE: tl.constexpr, GAP: tl.constexpr,
+        PASS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
     ):  # fmt: skip
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -257,18 +302,20 @@ if triton is not None:
         spread = tl.load(variance + column, mask=inside, other=1.0)
         scale = tl.load(weight + column, mask=inside, other=0.0) / tl.sqrt(spread + eps)
         value = tl.load(slope + place, mask=valid, other=0.0).to(tl.float32)
-        if RECTIFY:
-            value = tl.where(tl.load(normed + place, mask=valid, other=0.0).to(tl.float32) > 0, value, 0.0)
+        if TWO:
+            value += tl.load(beside + place, mask=valid, other=0.0).to(tl.float32)
+        away = value
+        if MEASURE or GATE == 2:
+            centre = tl.load(mean + column, mask=inside, other=0.0)
+            away = tl.load(maps + place, mask=valid, other=0.0).to(tl.float32) - centre[None, :]
+        value = _let_through(value, away, normed, place, valid, scale, bias, column, inside, GATE)
         if PASS:
             tl.store(passed + place, value.to(passed.dtype.element_ty), mask=valid)
         value = value * scale[None, :]
         if MEASURE:
-            centre = tl.load(mean + column, mask=inside, other=0.0)
             if GAP:
-                centre += tl.load(gap + column, mask=inside, other=0.0)
-            away = tl.load(maps + place, mask=valid, other=0.0).to(tl.float32) - centre[None, :]
+                away -= tl.load(gap + column, mask=inside, other=0.0)[None, :]
             constant = tl.load(by_gap + column, mask=inside, other=0.0) / rows
-            value += (
-                constant[None, :] + away * (tl.load(by_spread + column, mask=inside, other=0.0) * 2 / rows)[None, :]
-            )
+            steepness = tl.load(by_spread + column, mask=inside, other=0.0) * 2 / rows
+            value += constant[None, :] + away * steepness[None, :]
         tl.store(found + place, value.to(found.dtype.element_ty), mask=valid)

@@ -22,6 +22,7 @@ from wardround.learn.predictor import Member
 from wardround.learn.replay import each
 from wardround.models import StagedNet, build
 from wardround.synthesis.fused_norm import FusedNorm, replace_norms, widened
+from wardround.synthesis.stem import replace_stems
 
 Adaptation = Literal["ema", "batch"]
 Precision = Literal["fp32", "bf16"]
@@ -55,6 +56,7 @@ class Teacher:
     def __init__(self, member: Member, device: torch.device, precision: Precision) -> None:
         self.net = _frozen(member, device, precision)
         self.norms = replace_norms(self.net)
+        replace_stems(self.net)
         self.net.eval()
 
     def logits(self, pixels: Tensor) -> Tensor:
