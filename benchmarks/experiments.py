@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -126,11 +128,27 @@ def _work(experiment: Experiment, options: argparse.Namespace, record: dict[str,
                 break
             change = lambda site, part=part: experiment.change(site, part)  # noqa: E731
             cell = open_cell(tree, source, place["alpha"], place["seed"], options.work or Path(folder), change)
-            record["entries"] += experiment.rows(cell, place, options)
-            record["cells"].append(place)
-            record["summary"] = experiment.summarise(record["entries"])
-            keep(options.out, record)
+            record = _kept(experiment, options.out, record, place, list(experiment.rows(cell, place, options)))
             print(f"{time.monotonic() - began:.0f} s: {place}", flush=True)
+
+
+def _kept(
+    experiment: Experiment, out: Path, record: dict[str, Any], place: dict[str, Any], rows: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """The file with one cell more, written whole; what other processes have added to it since stays."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(out.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        now = read_results(out, experiment.name, ("cells", "entries")) if out.exists() else record
+        cells, entries = now["cells"], now["entries"]
+        if place not in cells:
+            cells, entries = [*cells, place], [*entries, *rows]
+        record = {**record, "cells": cells, "entries": entries, "summary": experiment.summarise(entries)}
+        keep(out, record)
+    finally:
+        os.close(folder)
+    return record
 
 
 def _settings(tree: Mapping[str, Any], method: str) -> dict[str, Any]:

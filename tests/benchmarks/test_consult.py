@@ -45,6 +45,19 @@ def _blobs(path: Path, train: int) -> Path:
     return path
 
 
+def test_two_processes_fill_one_file(scripts: Any, tmp_path: Path) -> None:
+    """Each began before the other had added anything."""
+    import experiments
+
+    counted = SimpleNamespace(name="some", summarise=len)
+    out, begun = tmp_path / "out.json", {"benchmark": "some", "cells": [], "entries": []}
+    for seed in (0, 1, 1):
+        record = experiments._kept(counted, out, begun, {"seed": seed}, [{"seed": seed, "value": seed}])
+    assert record == json.loads(out.read_text())
+    assert record["cells"] == [{"seed": 0}, {"seed": 1}]
+    assert (len(record["entries"]), record["summary"]) == (2, 2)
+
+
 OPTIONS = ["--smoke", "--device", "cpu", "--seeds", "0", "--alphas", "0.5", "--sites", "3"]
 
 
