@@ -76,7 +76,12 @@ def summarise(rows: Rows) -> list[dict[str, Any]]:
         values = means(found, FIGURES)
         below, jobs = values["panel_global"] - values["global"], max(row["jobs"] for row in found)
         summary.append({**head, "mean": values, "below": below, "jobs": jobs})
-    return summary
+    return sorted(summary, key=_order)
+
+
+def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """As the readings are listed above, whichever cell was done first."""
+    return row["set"], row["alpha"], [*READINGS].index(row["reading"]), [*AT_SITES].index(row["site"])
 
 
 def markdown(record: Mapping[str, Any]) -> str:
