@@ -152,6 +152,9 @@ def assert_followed(state: State, adapted: list[StagedNet], rtol: float, atol: f
         {"learn_from": "noise", "reuse": True},
         {"reuse": True},
         {"reuse": True, "learn_from": "images"},
+        {"steps": 5},  # teachers are asked about two batches at once, and of the last pair there is but one
+        {"steps": 5, "adaptation": "batch"},
+        {"steps": 5, "adaptation": "batch", "reuse": True},
         {"follow": 0.0},
         {"follow": 0.5, "steps": 26, "epochs": 1},
     ],
