@@ -7,11 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from wardround.learn.predictor import Member
 from wardround.models import NetSpec, build, fresh
 from wardround.models.net import twin
 from wardround.synthesis import kernels, stem
 from wardround.synthesis.fused_norm import FusedNorm, TrainedNorm, replace_norms
 from wardround.synthesis.stem import FusedStem, replace_stems
+from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.teachers import Teachers
 
 pytestmark = pytest.mark.skipif(kernels.triton is None, reason="needs Triton, which is for Linux only")
 GPU = torch.cuda.is_available()
@@ -195,3 +198,54 @@ def test_a_stem_changes_no_name_and_suits_small_stems_alone() -> None:
         assert list(net.state_dict()) == list(plain.state_dict())
         assert isinstance(net.stages["stem"], FusedStem) == fused
         assert sum(isinstance(module, FusedStem) for module in net.modules()) == fused
+
+
+# Whole networks -------------------------------------------------------------------------------------------------------
+
+
+def forced(monkeypatch: pytest.MonkeyPatch, fused: bool) -> None:
+    """Kernels wherever the layout allows it, or nowhere."""
+    monkeypatch.setattr(kernels, "can_run", lambda *maps: fused and all(m is None or in_order(m) for m in maps))
+    exactly = fused and not GPU  # a GPU would multiply float32 images as TF32
+    monkeypatch.setattr(stem, "_can_run", lambda images, weight: exactly and in_order(images) and in_order(weight))
+
+
+def in_order(maps: Tensor) -> bool:
+    return maps.is_contiguous(memory_format=torch.channels_last)
+
+
+NETS = [NetSpec("resnet18", 3, 4, 8, width=4), NetSpec("wrn16-2", 1, 4, 8, width=4)]
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("spec", NETS, ids=lambda spec: spec.name)
+def test_a_teachers_view_with_kernels_is_its_view_without(spec: NetSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits, distances and the slope by the pixels, through every shortcut."""
+    draw = torch.Generator().manual_seed(0)
+    member, pixels = Member(spec, fresh(spec, draw)), normal((6, spec.channels, 8, 8), draw)
+    found = []
+    for fused in BOTH_WAYS:
+        forced(monkeypatch, fused)
+        x = pixels.clone().requires_grad_()
+        view = Teachers([member], x.device).view(x)
+        loss = view.mean.square().sum() + view.gaps[0]
+        found.append((view.mean, view.gaps[0], *torch.autograd.grad(loss, x)))
+    for ours, plain in zip(*found, strict=True):
+        assert away(ours, plain) < 1e-3
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("spec", NETS, ids=lambda spec: spec.name)
+def test_a_students_steps_with_kernels_are_its_steps_without(spec: NetSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    weights, pixels = fresh(spec, draw), normal((6, spec.channels, 8, 8), draw)
+    wanted = torch.randn((6, 4), generator=draw).to(DEVICE)
+    found = []
+    for fused in BOTH_WAYS:
+        forced(monkeypatch, fused)
+        student = Student(spec, weights, pixels.device, momentum=0.9, decay=5e-4)
+        student.set_rate(0.01)
+        for _ in range(2):
+            student.step(distillation(wanted, student.logits(pixels), 4.0))
+        found.append(student.weights())
+    assert all(away(found[0][name], found[1][name]) < 1e-3 for name in weights if weights[name].is_floating_point())
