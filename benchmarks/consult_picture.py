@@ -4,7 +4,7 @@ Local against global accuracy of every method, a panel for each level of skew, m
 below, the upper right corner of each panel larger. What sites deploy is a disc, a shared predictor where sites deploy
 something else a ring; a line joins the two.
 
-    python benchmarks/consult_picture.py papers/one_shot_grid.json docs/consult.md
+    python benchmarks/consult_picture.py papers/one_shot_grid.json docs/consult.md --more papers/one_shot_ten_sites.json
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from one_shot_entries import ENTRIES
 from pages import fill
 
 OURS = ("consult", "consult-distilled")
+WHOLE, BALANCE, MORE = "consult_picture.py", "consult_picture.py, balance", "consult_picture.py, more sites"  # marks
 SIDE, GAP, LEFT, TOP, LINE = 250, 52, 46, 34, 17
 RANGES = ((0, 20, 40, 60, 80, 100), (60, 70, 80, 90, 100))  # of the panels in the two rows, by their ticks
 
@@ -195,10 +196,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("results", type=Path)
     parser.add_argument("page", type=Path)
     parser.add_argument("--set", default="bloodmnist")
+    parser.add_argument("--more", type=Path, help="results with more sites, for a table of balance of their own")
     given = parser.parse_args(arguments)
     tree = json.loads(given.results.read_text(encoding="utf-8"))
     drawn, text = figures(tree, given.set, f"{given.page.stem}.svg")
-    parts = {"consult_picture.py": text, "consult_picture.py, balance": balance_table(tree["entries"])}
+    parts = {WHOLE: text, BALANCE: balance_table(tree["entries"])}
+    if given.more is not None:
+        parts[MORE] = balance_table(json.loads(given.more.read_text(encoding="utf-8"))["entries"])
     return fill(given.page, parts, drawn)
 
 

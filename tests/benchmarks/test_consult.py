@@ -258,10 +258,14 @@ def test_a_page_without_marks_is_left_alone(scripts: Any, tmp_path: Path) -> Non
 
 
 def test_the_page_has_the_figures_of_the_results(scripts: Any) -> None:
-    """Fails when results are new; then run: benchmarks/consult_picture.py papers/one_shot_grid.json docs/consult.md."""
-    tree = json.loads((ROOT / "papers" / "one_shot_grid.json").read_text(encoding="utf-8"))
+    """Fails when results are new; then run the command in benchmarks/consult_picture.py."""
+    tree, ten = (
+        json.loads((ROOT / "papers" / f"one_shot_{name}.json").read_text(encoding="utf-8"))
+        for name in ("grid", "ten_sites")
+    )
     drawn, text = scripts.picture.figures(tree, "bloodmnist", "consult.svg")
     page = (ROOT / "docs" / "consult.md").read_text(encoding="utf-8")
     assert text in page
     assert scripts.balance.balance_table(tree["entries"]) in page
+    assert scripts.balance.balance_table(ten["entries"]) in page
     assert drawn == (ROOT / "docs" / "consult.svg").read_text(encoding="utf-8")
