@@ -48,7 +48,8 @@ def twin(maps: Tensor) -> Tensor:
     """The same maps for a second use.
 
     Where two layers read the same maps, their slopes are added up on the way back. A stand-in that made the maps may
-    have left a twin with them, and then takes both slopes and adds them in the pass that it does anyway.
+    have left a twin with them, and then takes both slopes and adds them in the pass that it does anyway. So a gradient
+    by such maps themselves would be that of one use; stand-ins are for gradients by pixels and parameters.
     """
     return getattr(maps, "twin", maps)
 

@@ -24,7 +24,7 @@ except ImportError:
 
 BLOCKS = 264  # row blocks that add up side by side: two per multiprocessor of a large GPU
 ROWS, CHANNELS = 64, 64  # of a tile
-STAGES = 3  # of a loop over tiles: loads of the next ones are under way while one is worked on
+STAGES = {2: 3, 4: 2}  # tiles of a loop that are under way at once, by bytes of a value: in 64 KiB of shared memory
 FEW = 8  # channels whose sums one program adds up
 ALL_PASS, AS_CAME_OUT, AS_CAME_IN = 0, 1, 2  # how `backward` knows what a ReLU let through
 
@@ -43,11 +43,12 @@ class Affine(NamedTuple):
 
 
 def can_run(maps: Tensor, shortcut: Tensor | None = None) -> bool:
-    """Whether the kernels take these maps: on a GPU, channels last."""
+    """Whether the kernels take these maps: on a GPU, channels last, in one of two sizes of numbers."""
     given = [maps] if shortcut is None else [maps, shortcut]
     return (
         triton is not None
         and maps.is_cuda
+        and maps.element_size() in STAGES
         and all(m.is_contiguous(memory_format=torch.channels_last) and m.dtype == maps.dtype for m in given)
     )
 
@@ -61,7 +62,8 @@ def norm(
     sums = torch.empty((2, blocks, channels) if measure else (0,), device=maps.device)
     _norm_kernel[(blocks, triton.cdiv(channels, CHANNELS))](
         maps, maps if shortcut is None else shortcut, by.weight, by.bias, by.mean, by.variance, normed, sums,
-        rows, channels, blocks, by.eps, shortcut is not None, rectify, measure, True, ROWS, CHANNELS, STAGES,
+        rows, channels, blocks, by.eps, shortcut is not None, rectify, measure, True,
+        ROWS, CHANNELS, STAGES[maps.element_size()],
     )  # fmt: skip
     return normed, finish(sums, rows) if measure else (sums, sums)
 
@@ -72,7 +74,7 @@ def batch_moments(maps: Tensor, mean: Tensor, variance: Tensor, share: float) ->
     sums = torch.empty((2, blocks, channels), device=maps.device)
     _norm_kernel[(blocks, triton.cdiv(channels, CHANNELS))](
         maps, maps, mean, mean, mean, mean, maps, sums, rows, channels, blocks,
-        0.0, False, False, True, False, ROWS, CHANNELS, STAGES,
+        0.0, False, False, True, False, ROWS, CHANNELS, STAGES[maps.element_size()],
     )  # fmt: skip
     centre, spread = torch.empty((2, channels), device=maps.device)
     _finish_kernel[(triton.cdiv(channels, FEW),)](
@@ -99,7 +101,8 @@ def parameter_slopes(
     sums = torch.empty((2, blocks, channels), device=maps.device)
     _slope_kernel[(blocks, triton.cdiv(channels, CHANNELS))](
         slopes[0], slopes[-1], maps, maps if normed is None else normed, by.weight, by.bias, by.mean, by.variance, sums,
-        rows, channels, blocks, by.eps, len(slopes) == 2, _gate(normed, rectified), ROWS, CHANNELS, STAGES,
+        rows, channels, blocks, by.eps, len(slopes) == 2, _gate(normed, rectified),
+        ROWS, CHANNELS, STAGES[maps.element_size()],
     )  # fmt: skip
     by_weight, by_bias, by_gap, by_spread = torch.empty((4, channels), device=maps.device)
     _slope_finish_kernel[(triton.cdiv(channels, FEW),)](
@@ -167,6 +170,13 @@ def _shape(maps: Tensor) -> tuple[int, int, int]:
 if triton is not None:
 
     @triton.jit
+    def put_sums(sums, first, second, block, blocks, column, channels):
+        """What a block has added up, tile by tile, for `_added`."""
+        place = sums + block * channels + column
+        tl.store(place, tl.sum(first, axis=0), mask=column < channels)
+        tl.store(place + blocks * channels, tl.sum(second, axis=0), mask=column < channels)
+
+    @triton.jit
     def _norm_kernel(
         maps, shortcut, weight, bias, mean, variance, normed, sums, rows, channels, blocks, eps,
         SHORTCUT: tl.constexpr, RECTIFY: tl.constexpr, MEASURE: tl.constexpr, WRITE: tl.constexpr,
@@ -200,8 +210,7 @@ if triton is not None:
                 first += away
                 second += away * away
         if MEASURE:
-            tl.store(sums + block * channels + column, tl.sum(first, axis=0), mask=inside)
-            tl.store(sums + (blocks + block) * channels + column, tl.sum(second, axis=0), mask=inside)
+            put_sums(sums, first, second, block, blocks, column, channels)
 
     @triton.jit
     def _added(sums, column, channels, blocks, PARTS: tl.constexpr):
@@ -270,8 +279,7 @@ if triton is not None:
             value = _let_through(value, away, normed, place, valid, scale, bias, column, inside, GATE)
             first += value
             second += value * away
-        tl.store(sums + block * channels + column, tl.sum(first, axis=0), mask=inside)
-        tl.store(sums + (blocks + block) * channels + column, tl.sum(second, axis=0), mask=inside)
+        put_sums(sums, first, second, block, blocks, column, channels)
 
     @triton.jit
     def _slope_finish_kernel(

@@ -182,8 +182,7 @@ if triton is not None:
                 first += away
                 second += away * away
         if MEASURE:
-            tl.store(sums + block * channels + column, tl.sum(first, axis=0), mask=inside)
-            tl.store(sums + (blocks + block) * channels + column, tl.sum(second, axis=0), mask=inside)
+            kernels.put_sums(sums, first, second, block, blocks, column, channels)
 
     @triton.jit
     def _backward_kernel(
