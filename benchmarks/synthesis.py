@@ -9,7 +9,8 @@ gradients of their weights, and the trajectory lies in the host's memory. Ours i
 
 An epoch of FedISCA (500 steps of each part) is also timed in the method itself, in bf16, on phantoms: there the steps
 back to noise that float32 cannot feel are not taken, and with `reuse` what teachers said in the synthesis is not asked
-again.
+again. It is the mean of three epochs after a short run as a warm-up, in which cuDNN tries out its algorithms; results
+filed before this warm-up was added include that. The first epoch still includes the capture of every step.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ logits (code; the text has the mean over sites: `classify = "each"`); the batch-
 a fixed number of epochs.
 
 What costs less here for the same result: of the S steps back to noise, those so far from the end that float32 no
-longer feels them (0.9¹⁵⁸ < 2⁻²⁴) are not taken. `reuse` goes further and changes the images slightly: the student
+longer feels them (0.9¹⁵⁸ < 2⁻²⁴) are not taken; and in (4), where the whole memory is there, teachers are asked about
+two batches of it at once. `reuse` goes further and changes the images slightly: the student
 learns from them as the synthesis showed them to the teachers, shifted by the jitter, so that their answers are known.
 """
 
