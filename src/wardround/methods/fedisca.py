@@ -17,8 +17,8 @@ a fixed number of epochs.
 
 What costs less here for the same result: of the S steps back to noise, those so far from the end that float32 no
 longer feels them (0.9¹⁵⁸ < 2⁻²⁴) are not taken; and in (4), where the whole memory is there, teachers are asked about
-two batches of it at once. `reuse` goes further and changes the images slightly: the student
-learns from them as the synthesis showed them to the teachers, shifted by the jitter, so that their answers are known.
+two batches of it at once. `reuse` goes further and changes the images slightly: the student learns from them as the
+synthesis showed them to the teachers, shifted by the jitter, so that their answers are known.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ if triton is not None:
     def _let_through(
         value, away, normed, place, valid, scale, bias, column, inside, GATE: tl.constexpr
     ):  # fmt: skip
-        """A slope where the ReLU was open, and 0 elsewhere."""
+        """A slope where the ReLU was open, and 0 elsewhere; GATE is what `_gate` says: 1 as came out, 2 as came in."""
         if GATE == 1:
             value = tl.where(tl.load(normed + place, mask=valid, other=0.0).to(tl.float32) > 0, value, 0.0)
         if GATE == 2:
