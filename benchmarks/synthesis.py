@@ -8,9 +8,9 @@ gradients of their weights, and the trajectory lies in the host's memory. Ours i
     python benchmarks/synthesis.py [--out synthesis.json] [--precision bf16]
 
 An epoch of FedISCA (500 steps of each part) is also timed in the method itself, in bf16, on phantoms: there the steps
-back to noise that float32 cannot feel are not taken, and with `reuse` what teachers said in the synthesis is not asked
-again. It is the mean of three epochs after a short run as a warm-up, in which cuDNN tries out its algorithms; results
-filed before this warm-up was added include that. The first epoch still includes the capture of every step.
+back to noise that are not felt are not taken, and with `reuse` what teachers said in the synthesis is not asked again.
+It is the mean of five epochs (the published setting has a hundred) after a short run as a warm-up, in which cuDNN tries
+out its algorithms. The first of the five still includes the capture of every step.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Ours:
         self.student.step(torch.lerp(distillation(near, said, 20.0), distillation(far, said, 20.0), noise))
 
 
-def fedisca_epoch(reuse: bool, epochs: int = 3, steps: int = 500) -> dict[str, float]:
+def fedisca_epoch(reuse: bool, epochs: int = 5, steps: int = 500) -> dict[str, float]:
     """Seconds of one epoch of the method by part, on phantoms and sites that have hardly learned."""
     tree: dict[str, Any] = {
         "device": "cuda",

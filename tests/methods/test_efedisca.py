@@ -178,7 +178,7 @@ def test_the_statistics_are_those_of_all_steps(monkeypatch: pytest.MonkeyPatch) 
     few = states(ctx, sent, **changes)[-1].groups["adapted"]
     assert levels[:24] == pytest.approx([s / 100 for s in range(77, 101)])
     assert levels[24:] == pytest.approx([1 - s / 100 for s in range(1, 101)])
-    monkeypatch.setattr(efedisca, "felt", lambda _: 100)
+    monkeypatch.setattr(efedisca, "felt", lambda *_: 100)
     levels.clear()
     all_of_them = states(ctx, sent, **changes)[-1].groups["adapted"]
     assert len(levels) == 200

@@ -283,5 +283,6 @@ def test_statistics_go_round() -> None:
 
 
 def test_batches_that_are_felt_no_more() -> None:
-    """0.9¹⁵⁷ is above 2⁻²⁴, 0.9¹⁵⁸ below."""
-    assert (felt(0.9), felt(0.5), felt(0.0)) == (158, 24, 1)
+    """0.9¹⁵⁷ is above 2⁻²⁴, 0.9¹⁵⁸ below; 0.9¹⁰⁵ is above 2⁻¹⁶, 0.9¹⁰⁶ below."""
+    assert [felt(share, "fp32") for share in (0.9, 0.5, 0.0)] == [158, 24, 1]
+    assert [felt(share, "bf16") for share in (0.9, 0.5, 0.0)] == [106, 16, 1]

@@ -123,7 +123,7 @@ class _AtWork:
             self.follow = Replay(self.adapted.follow, device)
         self.learn = Replay(self._learn, device)
         # The statistics of the batch at hand, of "batch", need no adaptation.
-        self.rising = rising(s.kd_steps)[-felt(s.follow) :] if s.adaptation == "ema" else []
+        self.rising = rising(s.kd_steps)[-felt(s.follow, precision) :] if s.adaptation == "ema" else []
         self.falling = falling(s.kd_steps)
 
     def synthesise(self) -> Iterator[Midway]:

@@ -15,10 +15,10 @@ logits (code; the text has the mean over sites: `classify = "each"`); the batch-
 6; the code sums: `bn_over = "sum"`). The student's schedule, momentum and weight decay are the code's. Convergence is
 a fixed number of epochs.
 
-What costs less here for the same result: of the S steps back to noise, those so far from the end that float32 no
-longer feels them (0.9¹⁵⁸ < 2⁻²⁴) are not taken; and in (4), where the whole memory is there, teachers are asked about
-two batches of it at once. `reuse` goes further and changes the images slightly: the student learns from them as the
-synthesis showed them to the teachers, shifted by the jitter, so that their answers are known.
+What costs less here for the same result: of the S steps back to noise, those so far from the end that they are not felt
+there (in float32 0.9¹⁵⁸ < 2⁻²⁴, in bf16 0.9¹⁰⁶ < 2⁻¹⁶) are not taken; and in (4), where the whole memory is there,
+teachers are asked about two batches of it at once. `reuse` goes further and changes the images slightly: the student
+learns from them as the synthesis showed them to the teachers, shifted by the jitter, so that their answers are known.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _AtWork:
 
     def __init__(self, method: FedISCA, ctx: Context, members: list[Member], student: Student) -> None:
         study, device, precision = ctx.study, ctx.device.torch, ctx.study.settings.train.precision
-        self.ctx, self.student = ctx, student
+        self.ctx, self.student, self.precision = ctx, student, precision
         self.settings = s = method.settings.at(study.size)
         self.teachers = Teachers(members, device, precision)
         reading: Adaptation = "ema" if s.adaptation == "none" else s.adaptation
@@ -145,7 +145,7 @@ class _AtWork:
         s = self.settings
         if s.adaptation != "ema" or s.learn_from == "images":  # adapted teachers are not asked
             return 0
-        return min(int(s.steps), felt(s.follow))
+        return min(int(s.steps), felt(s.follow, self.precision))
 
     def _follow(self, number: int) -> None:
         """Eq. 7, backwards; the first of the steps that are felt is that many from the noise."""

@@ -27,7 +27,7 @@ from wardround.synthesis.stem import replace_stems
 Adaptation = Literal["ema", "batch"]
 Precision = Literal["fp32", "bf16"]
 Mean = Literal["logits", "probabilities"]
-NOT_FELT = 2.0**-24  # a share smaller than this changes no float32
+NOT_FELT: dict[Precision, float] = {"fp32": 2.0**-24, "bf16": 2.0**-16}  # shares of statistics; see `felt`
 
 
 def common_answer(logits: Sequence[Tensor], mean: Mean) -> Tensor:
@@ -200,9 +200,13 @@ class AdaptedTeachers(Teachers):
                 layer.track_running_stats = True
 
 
-def felt(momentum: float) -> int:
-    """How many of the last batches that running statistics follow are felt in them at all."""
-    return math.ceil(math.log(NOT_FELT) / math.log(momentum)) if momentum > 0 else 1
+def felt(momentum: float, precision: Precision) -> int:
+    """How many of the last batches that running statistics follow are felt in them.
+
+    A share of 2⁻²⁴ changes no float32. Of maps in bf16 each value is rounded by up to a share of 2⁻⁹, and a hundredth
+    of that is far less than what their statistics are out by anyway.
+    """
+    return math.ceil(math.log(NOT_FELT[precision]) / math.log(momentum)) if momentum > 0 else 1
 
 
 def _frozen(member: Member, device: torch.device, precision: Precision) -> StagedNet:
