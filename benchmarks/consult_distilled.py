@@ -90,7 +90,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     lines = [cells(head), cells(["---"] * len(head))]
     for row in record["summary"]:
         values = row["mean"]
-        figures = [f"{100 * value:.1f}" for value in (values["local"], values["global"], row["below"])]
+        figures = [f"{100 * value:z.1f}" for value in (values["local"], values["global"], row["below"])]
         words = [row["set"], f"{row['alpha']:g}", row["reading"], row["site"], str(len(row["seeds"]))]
         beside = f" ({row['jobs']} at once)" if row["jobs"] > 1 else ""
         lines.append(cells([*words, *figures, f"{values['seconds']:.0f}{beside}"]))

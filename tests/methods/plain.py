@@ -79,11 +79,11 @@ class Point(NamedTuple):
 
 
 def synthesis(
-    teachers: Sequence[StagedNet], draw: torch.Generator, steps: int, batch: int = 6, lr: float = 0.05
+    teachers: Sequence[StagedNet], draw: torch.Generator, steps: int, batch: int = 6, lr: float = 0.05, jitter: int = 2
 ) -> list[Point]:
     """Eq. 5 of FedISCA, Eq. 2 of FedBiCross: steps of Adam on images of eight pixels and four classes."""
     x = torch.randn(batch, 3, 8, 8, generator=draw)
-    shifts = torch.randint(-2, 3, (steps, 2), generator=draw)
+    shifts = torch.randint(-jitter, jitter + 1, (steps, 2), generator=draw)
     x.requires_grad_(True)
     adam = torch.optim.Adam([x], lr=lr)
     labels = torch.tensor([0, 1, 2, 3] * batch)[:batch]

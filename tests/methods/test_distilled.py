@@ -23,7 +23,7 @@ from wardround.models import StagedNet, Weights
 from wardround.synthesis.inversion import Iterate, Synthesis
 from wardround.synthesis.memory import placed
 from wardround.synthesis.student import Student
-from wardround.synthesis.teachers import AdaptedTeachers
+from wardround.synthesis.teachers import AdaptedTeachers, Teachers
 
 BOTH = ["deepinversion", "fedisca"]
 OWN: dict[str, dict[str, Any]] = {
@@ -83,12 +83,15 @@ RATES = (0.05, 0.05, 0.005)  # of three epochs: half of them have passed before 
 
 
 def plain_memory(ctx: Context, teachers: list[StagedNet], epoch: int, s: Any) -> list[Tensor]:
-    """What an epoch learns from: iterates, what teachers saw before each step, or noise."""
+    """What an epoch learns from: iterates, the same as the next step showed them to the teachers, or noise."""
     if s.learn_from == "noise":
         draws = [ctx.streams.torch("noise", index=epoch * s.steps + i) for i in range(s.steps)]
         return [torch.randn(6, 3, 8, 8, generator=draw) for draw in draws]
-    points = synthesis(teachers, ctx.streams.torch("synthesis", index=epoch), s.steps)
-    return [point.seen if s.reuse else point.images for point in points]
+    jitter = 2 if s.jitter is None else s.jitter
+    points = synthesis(teachers, ctx.streams.torch("synthesis", index=epoch), s.steps, jitter=jitter)
+    if s.reuse:
+        return [*(point.seen for point in points[1:]), points[-1].images]
+    return [point.images for point in points]
 
 
 def plain_fedisca(ctx: Context, of: list[Member], s: Any) -> Iterator[tuple[Weights, list[StagedNet]]]:
@@ -152,6 +155,10 @@ def assert_followed(state: State, adapted: list[StagedNet], rtol: float, atol: f
         {"learn_from": "noise", "reuse": True},
         {"reuse": True},
         {"reuse": True, "learn_from": "images"},
+        {"jitter": 0},  # what teachers said in the synthesis is not asked again, and that changes nothing
+        {"jitter": 0, "adaptation": "batch"},
+        {"jitter": 0, "learn_from": "images"},
+        {"jitter": 0, "steps": 1},
         {"steps": 5},  # teachers are asked about two batches at once, and of the last pair there is but one
         {"steps": 5, "adaptation": "batch"},
         {"steps": 5, "adaptation": "batch", "reuse": True},
@@ -168,6 +175,24 @@ def test_fedisca_is_a_plain_loop(changes: dict[str, Any], two: Two) -> None:
         assert_close(state.groups["student"], weights)
         if of.settings.adaptation != "batch" and of.settings.learn_from != "images":  # else nobody asks them
             assert_followed(state, adapted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("changes", "asked"), [({"jitter": 0}, 1), ({"reuse": True}, 1), ({}, 2)])
+def test_what_teachers_said_in_the_synthesis_is_not_asked_again(
+    changes: dict[str, Any], asked: int, two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four iterates only the last, which no step shows; else each pair of them."""
+    times = []
+
+    def logits(self: Teachers, pixels: Tensor) -> Tensor:
+        times.extend([len(pixels)] if type(self) is Teachers else [])
+        return ask(self, pixels)
+
+    ask = Teachers.logits
+    monkeypatch.setattr(Teachers, "logits", logits)
+    ctx, sent = two
+    list(method("fedisca", epochs=1, **changes).absorb(ctx, State(), sent))
+    assert times == [6 if asked == 1 else 12] * asked
 
 
 @pytest.mark.parametrize(("follow", "steps", "taken"), [(0.5, 26, 24), (0.5, 20, 20), (0.1, 26, 8), (0.0, 5, 1)])

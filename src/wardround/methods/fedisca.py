@@ -16,9 +16,11 @@ logits (code; the text has the mean over sites: `classify = "each"`); the batch-
 a fixed number of epochs.
 
 What costs less here for the same result: of the S steps back to noise, those so far from the end that they are not felt
-there (in float32 0.9¹⁵⁸ < 2⁻²⁴, in bf16 0.9¹⁰⁶ < 2⁻¹⁶) are not taken; and in (4), where the whole memory is there,
-teachers are asked about two batches of it at once. `reuse` goes further and changes the images slightly: the student
-learns from them as the synthesis showed them to the teachers, shifted by the jitter, so that their answers are known.
+there (in float32 0.9¹⁵⁸ < 2⁻²⁴, in bf16 0.9¹⁰⁶ < 2⁻¹⁶) are not taken. In (4), where the whole memory is there,
+teachers are asked about two batches of it at once. And what they say to an iterate is known from the next step of (2),
+which begins with it, where the synthesis shows it to them as it is: Algorithm 1 has no jitter, its public code has
+(`jitter`). `reuse` does the same in spite of the jitter: then the student learns from the images as the teachers saw
+them, shifted by a few pixels.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ class FedISCA(Distilled):
     summary = "one student distilled along synthesis trajectories, with teachers adapted to noise"
 
     class Settings(DistilledSettings):
-        """`adaptation`: the paper's running statistics or the code's batch statistics; `follow`: Eq. 7's momentum."""
+        """`adaptation`: the paper's running statistics or the code's batch statistics; `follow`: Eq. 7's momentum.
+
+        `reuse`: what the teachers said to an image, shifted by the jitter, is not asked again.
+        """
 
         adaptation: Adaptation | Literal["none"] = "ema"
         follow: Share = 0.9
@@ -87,7 +92,7 @@ class _AtWork:
         self.synthesis = Synthesis(self.teachers, self.labels, shape, s.inversion())
         self.memory = Memory(device, s.steps, (s.batch, *shape), precision)
         self.follow = Replay(self.adapted.follow, device)
-        self.reused = s.reuse and s.learn_from != "noise"  # noise was shown to nobody
+        self.reused = (s.reuse or s.jitter == 0) and s.learn_from != "noise"  # noise was shown to nobody
         self.ask = Replay(self._ask, device)
         self.asked: int | None = None  # the first of the batches that `answers` are to
         self.answers: list[Tensor] = []
@@ -129,7 +134,7 @@ class _AtWork:
     # Steps ------------------------------------------------------------------------------------------------------------
 
     def _synthesise(self, number: int) -> None:
-        """One step of Eq. 5; the iterate is remembered, or with `reuse` the one before it as the teachers saw it."""
+        """One step of Eq. 5; the iterate is remembered, or where answers are reused when the next step has shown it."""
         s = self.settings
         if s.learn_from == "noise":
             draw = self.ctx.streams.torch("noise", round=self.ctx.round, index=self.epoch * s.steps + number)
@@ -138,7 +143,13 @@ class _AtWork:
         self.synthesis.start()
         iterate = self.synthesis.wait()
         self.trail.see(number, iterate.images)
-        self.memory.add(iterate.seen if self.reused else iterate.images, iterate.logits if self.reused else None)
+        if not self.reused:
+            self.memory.add(iterate.images)
+            return
+        if number > 0:
+            self.memory.add(iterate.seen, iterate.logits)
+        if number == s.steps - 1:
+            self.memory.add(iterate.images, self.teachers.logits(iterate.images))
 
     def _steps_back(self) -> int:
         """How many steps of adaptation are felt at the end of it."""

@@ -183,13 +183,17 @@ class Synthesis:
         self.done, self.first_loss = done, None if math.isnan(first) else first
 
     def _step(self, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        seen = rolled(self.images.detach(), shift).requires_grad_(True)
+        seen = self._moved(self.images.detach(), shift).requires_grad_(True)
         view, variation = self._viewed(seen)
         loss = inversion_loss(view, variation, self.labels, self.how)
         (gradient,) = torch.autograd.grad(loss, seen)
-        self.images.grad = rolled(gradient, -shift)
+        self.images.grad = self._moved(gradient, -shift)
         self.optimiser.step()
         return loss.detach(), seen.detach(), view.mean.detach()
+
+    def _moved(self, images: Tensor, shift: Tensor) -> Tensor:
+        """A copy, shifted where there is a jitter."""
+        return rolled(images, shift) if self.how.jitter else images.clone(memory_format=torch.channels_last)
 
     def _viewed(self, seen: Tensor) -> tuple[View, Tensor]:
         """What the teachers make of the images, and worked out beside them, how much the images vary."""
