@@ -208,7 +208,7 @@ def main() -> None:
     found, rows = {}, []
     for name, public in ((FROZEN, False), (PUBLIC, True)):
         plain = Plain(of, device, public)
-        found[name] = times = {part: milliseconds(getattr(plain, part), max(options.steps // 4, 10)) for part in parts}
+        found[name] = times = {part: milliseconds(getattr(plain, part), options.steps) for part in parts}
         del plain
         rows.append((f"{name}, ms a step", ", ".join(f"{part} {times[part]:.1f}" for part in parts)))
     base = found[FROZEN]
