@@ -36,7 +36,8 @@ AT_SITES: dict[str, dict[str, Any]] = {  # of what sites make of it
     "as it came": {"prior": 0.0, "retake": False, "tune_epochs": 0},
     "new statistics": {"prior": 0.0, "tune_epochs": 0},
     "taught": {"prior": 0.0},
-    "from a quarter of the prior": {"least_prior": 0.25},
+    "from a quarter of the prior": {"least_prior": 0.25, "with_own": False},
+    "in one network": {"with_own": False},
     "as in the preset": {},
 }
 FIGURES = {

@@ -16,7 +16,7 @@ from wardround.exchange.bundle import SIZE, Bundle
 from wardround.exchange.policy import Policy
 from wardround.methods.base import Context, join_groups, layout_groups, split_groups
 from wardround.methods.class_ensemble import LABEL_COUNTS
-from wardround.methods.consult import Consult, ConsultSettings, common_prior, panel_of
+from wardround.methods.consult import Consult, ConsultSettings, common_prior, panel_of, voiced
 from wardround.methods.registry import make
 from wardround.methods.seen import counts_group, seen_by_sites, told
 from wardround.methods.state import State
@@ -427,7 +427,7 @@ def test_its_own_model_may_be_louder(skewed: Any) -> None:
     said = [torch.randn(7, 4, generator=torch.Generator().manual_seed(k)) for k in range(3)]
 
     def voices(own: int | None, **setting: float) -> list[list[float] | None]:
-        offers = method(**setting)._offers(panel, said, own)
+        offers = voiced(panel, said, own, method(**setting).settings.own_voice)
         for offer in offers:
             torch.testing.assert_close(offer.scores, offer.predictor.combined(said, 7).double())
         return [None if o.predictor.voices is None else o.predictor.voices.tolist() for o in offers]

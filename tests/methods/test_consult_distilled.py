@@ -26,6 +26,7 @@ from wardround.methods.base import Context, join_groups
 from wardround.methods.consult_distilled import OWN, ConsultDistilled, evenly
 from wardround.methods.home_lesson import HomeLesson
 from wardround.methods.panel_epochs import LESSONS, SYNTHETIC, PanelEpochs
+from wardround.methods.personal_prior import Judge, Offer
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.methods.trust import log_shares
@@ -414,12 +415,51 @@ def test_a_site_keeps_its_own_model_where_the_student_is_useless(sent: Sent) -> 
     """A student that is sure of a class the site has never seen, and an own model that is right half of the time."""
     data, base, _, _ = sent
     notes: list[str] = []
-    ctx, of = replace(base, note=notes.append), method(replayed=0)
+    ctx, of = replace(base, note=notes.append), method(replayed=0, with_own=False)
     memory = State({OWN: constant(ctx, 0)})
     found = drive(ctx, of.personal(ctx, data.sites[0], home(ctx, of, constant(ctx, 3), 0), memory))
     assert right(found, ctx, data.sites[0].val) == 0.5
     assert torch.equal(found.members[0].weights["head.bias"], memory.groups[OWN]["head.bias"])
     assert notes[0].startswith("site-1 keeps its own model: the shared predictor, whatever the site expects,")
+
+
+def test_before_that_both_are_heard(sent: Sent) -> None:
+    """The same student and model: together they are as good as the model, and a site has two networks then."""
+    data, base, _, _ = sent
+    notes: list[str] = []
+    ctx, of = replace(base, note=notes.append), method(replayed=0)
+    delivered, memory = home(ctx, of, constant(ctx, 3), 0), State({OWN: constant(ctx, 0)})
+    found = drive(ctx, of.personal(ctx, data.sites[0], delivered, memory))
+    assert right(found, ctx, data.sites[0].val) == 0.5
+    assert [float(member.weights["head.bias"][3]) for member in found.members] == [50, 0]
+    assert notes[0].startswith("site-1 takes the shared predictor, heard with its own model, with its own prior,")
+    fixed = drive(ctx, method(replayed=0, prior=0.0).personal(ctx, data.sites[0], delivered, memory))
+    assert len(fixed.members) == 1
+
+
+def test_the_own_model_tells_the_sites_classes_apart_and_the_student_what_it_has_not_seen(sent: Sent) -> None:
+    """A student that mistakes 0 for 1 and 1 for 0, and knows 2; a model of images of 0 and 1 that knows these alone."""
+    data, ctx, _, _ = sent
+    labels = torch.tensor([0, 1] * 12)
+    own_images = replace(data.sites[0].train, labels=torch.arange(9) % 2)
+    val = replace(data.sites[0].val, images=data.sites[0].val.images[:1].repeat(24, 1, 1, 1), labels=labels)
+    site = replace(data.sites[0], train=own_images, val=val)
+    student, own = (Member(ctx.study.student_spec, constant(ctx, k)) for k in (1, 0))
+    swapped = 9.0 * torch.nn.functional.one_hot(1 - labels, 4)
+    knows = 9.0 * torch.nn.functional.one_hot(labels, 4)
+    offer = Offer(Predictor(4, (student,)), swapped.double(), ", taught,")
+    offers = method()._with_own(offer, (own, knows), site)
+    assert [each.how for each in offers] == [
+        ", taught, heard with its own model,",
+        *(f", taught, heard with its own model, its own model's votes counted {n} times," for n in (4, 16, 64)),
+    ]
+    found = Judge(site, None, calibrate=False).choose([offer], (own, knows), offers)
+    assert found.accuracy == 1
+    assert found.words.startswith("takes the shared predictor, taught, heard with its own model, its own model's votes")
+    unseen = found.predictor.combined([torch.tensor([[0.0, 0.0, 9.0, 0.0]]), torch.tensor([[9.0, 0.0, 0.0, 0.0]])], 1)
+    assert int(unseen.argmax()) == 2
+    assert method(with_own=False)._with_own(offer, (own, knows), site) == []
+    assert method()._with_own(offer, None, site) == []
 
 
 def test_the_student_is_taught_on_the_sites_images_and_made_ones_of_what_it_has_not_seen(

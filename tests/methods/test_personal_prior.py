@@ -248,6 +248,20 @@ def test_a_site_keeps_its_own_model_where_nothing_is_enough() -> None:
     )
 
 
+@pytest.mark.parametrize(("more", "taken"), [([[1, 0], [0, 1]], "both"), ([[1, 0], [2, 0]], "keeps")])
+def test_before_that_it_tries_what_else_there_is(more: list[list[float]], taken: str) -> None:
+    """As above, with other forms for the case that none of the first is enough: right about all, or about half."""
+    judge = Judge(site([0, 1] * 10, [0] * 5 + [1]), None, calibrate=False)
+    of, own = [Offer(SHARED, many([0, 99], [0, 1]))], (OWN, many([1, 0], [0, 1]))
+    found = judge.choose(of, own, [Offer(SHARED, many(*more), ", both,")])
+    starts = {"both": "takes the shared predictor, both (100.0% of 20", "keeps": "keeps its own model"}
+    assert found.words.startswith(starts[taken])
+    good = [Offer(SHARED, many([1, 0], [0, 1]))]  # where one is enough, they are not asked
+    assert judge.choose(good, own, [Offer(SHARED, many([9, 0], [0, 9]), ", both,")]).words.startswith(
+        "takes the shared predictor as it is ("
+    )
+
+
 def test_a_fixed_share_is_taken_whatever_it_does() -> None:
     judge = Judge(site([0, 0], [0] * 5 + [1]), 0.5, calibrate=False)
     found = judge.choose([Offer(SHARED, double([2, 0], [0, 99]))], (OWN, double([1, 0], [1, 0])))

@@ -123,27 +123,13 @@ class Consult(ClassEnsemble):
         panel, said, kept = self._vetted(panel, said, names, site)
         place = kept.index(site.name) if site.name in kept else None
         own = None if place is None else (panel.members[place], said[place])
-        predictor, words, _ = judge.choose(self._offers(panel, said, place), own)
+        predictor, words, _ = judge.choose(voiced(panel, said, place, self.settings.own_voice), own)
         left_out = [name for name in names if name not in kept]
         if left_out:
             words += f"; it does not hear {', '.join(left_out)}, wrong about what {_they(left_out)} to have seen"
         ctx.note(f"{site.name} {words}")
         return predictor
         yield  # a Work that asks for no fit
-
-    def _offers(self, panel: Predictor, said: list[Tensor], own: int | None) -> list[Offer]:
-        """The panel as it is, then with the site's own member louder and louder."""
-        found = [Offer(panel, panel.combined(said, len(said[0])).double(), familiar=panel.familiarity(said))]
-        voice = LOUDER
-        while own is not None and voice <= self.settings.own_voice:
-            voices = torch.ones(len(said), dtype=torch.float64)
-            voices[own] = voice
-            louder = replace(panel, voices=voices)
-            words = f", its own model's votes counted {voice:g} times,"
-            scores = louder.combined(said, len(said[0])).double()
-            found.append(Offer(louder, scores, words, louder.familiarity(said)))
-            voice *= LOUDER
-        return found
 
     def _vetted(
         self, panel: Predictor, said: list[Tensor], names: list[str], site: Site
@@ -182,6 +168,20 @@ def panel_of(members: tuple[Member, ...], counts: Tensor, how: ConsultSettings) 
         votes=torch.tensor([how.vote_temperature, how.doubt], dtype=torch.float64),
         sharpness=torch.tensor(how.sharpness, dtype=torch.float64),
     )
+
+
+def voiced(panel: Predictor, said: list[Tensor], own: int | None, most: float) -> list[Offer]:
+    """The panel as it is, then with the site's own member louder and louder, `most` times at most."""
+    found = [Offer(panel, panel.combined(said, len(said[0])).double(), familiar=panel.familiarity(said))]
+    voice = LOUDER
+    while own is not None and voice <= most:
+        voices = torch.ones(len(said), dtype=torch.float64)
+        voices[own] = voice
+        louder = replace(panel, voices=voices)
+        words = f", its own model's votes counted {voice:g} times,"
+        found.append(Offer(louder, louder.combined(said, len(said[0])).double(), words, louder.familiarity(said)))
+        voice *= LOUDER
+    return found
 
 
 def common_prior(trust: Tensor, how: ConsultSettings) -> Tensor | None:

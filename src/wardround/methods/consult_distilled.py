@@ -21,7 +21,10 @@ from made ones, equally many of each; and then taught on the same images what th
 tempered, its validation images the judge, its own model the bar; the form that needs the least is taken, and of those
 that need equally little the one that is most often right. A site begins with none of its prior here: the lesson has
 taken from classes that it has not seen already. What the panel expects of all sites together the student has
-learned, so it stays, and the site's prior comes on top.
+learned, so it stays, and the site's prior comes on top. Where no prior makes any form as good as the site's own model,
+it is the site's own classes that the student confuses; then the two are heard as a panel (`with_own`), in which the
+student alone tells what the site has not seen. Two networks are deployed there, and the site's own alone where even
+that is not enough.
 
 What leaks: the synthetic images go to every site. They are made from all models and resemble their training images as
 far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none, and the
@@ -52,7 +55,7 @@ from wardround.learn.predictor import Member, Predictor, single
 from wardround.learn.statistics import even_parts, retaken
 from wardround.methods.base import Answer, Context, Work, join_groups
 from wardround.methods.class_ensemble import trained_on
-from wardround.methods.consult import ConsultSettings, panel_of
+from wardround.methods.consult import ConsultSettings, panel_of, voiced
 from wardround.methods.distilled import LARGE, Distilled, Epochs, SynthesisSettings, check_synthesis
 from wardround.methods.home_lesson import HomeLesson
 from wardround.methods.oneshot import logits_of, trained_models
@@ -68,6 +71,7 @@ from wardround.synthesis.student import Student
 
 OWN = "own"
 SEEN = 5  # images from which on a class is the site's own
+LOUDEST = 64.0  # times that the votes of a site's own model may count beside the student's
 LEAST, MOST = 16, 1024  # images of each class that the student is shown at the site
 RETAKEN, TAUGHT = ", its batch-norm statistics taken anew,", ", taught what the site has seen,"
 
@@ -104,6 +108,7 @@ class ConsultDistilled(Distilled):
         tune_lr: Positive = 1e-2
         tune_share: Share = 0.5  # κ
         least_prior: Share = 0.0  # a student that was taught by its site leans to what the site has already
+        with_own: bool = True  # where no form of the student is as good as the site's model, both are heard
 
         def images(self, size: int) -> int:
             """The batch for images of this size."""
@@ -197,9 +202,25 @@ class ConsultDistilled(Distilled):
         if bar is not None and not bool(bar[1].isfinite().all()):
             bar = None  # a model that diverged is no bar
         offers = [self._offer(ctx, site, form, how) for form, how in forms]
-        chosen, words, _ = judge.choose(offers, bar)
+        chosen, words, _ = judge.choose(offers, bar, self._with_own(offers[0], bar, site))
         ctx.note(f"{site.name} {words}{self._beside(offers, site)}")
         return chosen
+
+    def _with_own(self, offer: Offer, own: tuple[Member, Tensor] | None, site: Site) -> list[Offer]:
+        """The student and the site's own model as the panel of `consult` would have them, the latter ever louder.
+
+        The student counts as if it had seen as many images of every class as the site of its commonest.
+        """
+        if own is None or not self.settings.with_own or len(site.train) == 0:
+            return []
+        counts = site.train.counts().cpu()
+        how = self.settings.model_copy(update={"federation": 0.0})  # the student has learned it
+        members = (*offer.predictor.members, own[0])
+        panel = panel_of(members, torch.stack([torch.full_like(counts, int(counts.max())), counts]), how)
+        found = voiced(panel, [offer.scores.float(), own[1]], 1, LOUDEST)
+        return [
+            each._replace(how=f"{offer.how.rstrip(',')}, heard with its own model{each.how or ','}") for each in found
+        ]
 
     def _beside(self, offers: Sequence[Offer], site: Site) -> str:
         """How often each form of the student is right before any prior, so that one sees what it was chosen from."""

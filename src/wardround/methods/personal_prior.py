@@ -85,10 +85,13 @@ class Judge:
     calibrate: bool
     least: float = 0.0
 
-    def choose(self, offers: Sequence[Offer], own: tuple[Member, Tensor] | None) -> Choice:
+    def choose(
+        self, offers: Sequence[Offer], own: tuple[Member, Tensor] | None, otherwise: Sequence[Offer] = ()
+    ) -> Choice:
         """The best of the shared predictor with some of the site's prior, and the site's own model.
 
-        `offers` are the forms that the shared predictor comes in, `own` the site's model and its logits.
+        `offers` are the forms that the shared predictor comes in, `otherwise` those that are tried where none of these
+        is as good as the site's own model; `own` is that model and its logits.
         """
         labels = self.site.val.labels.cpu()
         if self.prior is not None:
@@ -96,6 +99,8 @@ class Judge:
         else:
             needed = 0 if own is None else right_answers(own[1], labels)
             trial = self._least(offers, needed)
+            if trial.right < needed and otherwise:
+                trial = max(trial, self._least(otherwise, needed), key=lambda each: each.right)
             if trial.right < needed and own is not None:
                 words = "keeps its own model: the shared predictor, whatever the site expects, is right on "
                 words += f"{trial.right / len(labels):.1%} at most, its own on more"
