@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from remote.parties import OPEN, SITES, Parties, agreement, tree
-from tiny import images
+from tiny import QUICK, images
 from wardround.data.federation import Site
 from wardround.deploy.about import LONGEST, MOST_NOTES
 from wardround.deploy.export import CARD, CARD_IN_WORDS
@@ -101,7 +101,8 @@ def test_a_record_of_a_desk_from_before_there_were_notes(tmp_path: Path) -> None
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Parties, Path]:
     """A study of `consult-distilled` to its end, each site with a model of its own that has learned; the delivery."""
-    agreed = agreement("consult-distilled", train={"epochs": 20})
+    own = {**QUICK["consult-distilled"], "with_own": False}  # else the two would be heard together
+    agreed = agreement("consult-distilled", train={"epochs": 20}, set=own)
     parties = Parties(tmp_path_factory.mktemp("played"), agreed, policy=STRICT)
     return parties, parties.play()[ONE]
 
