@@ -22,9 +22,9 @@ tempered, its validation images the judge, its own model the bar; the form that 
 that need equally little the one that is most often right. A site begins with none of its prior here: the lesson has
 taken from classes that it has not seen already. What the panel expects of all sites together the student has
 learned, so it stays, and the site's prior comes on top. Where no prior makes any form as good as the site's own model,
-it is the site's own classes that the student confuses; then the two are heard as a panel (`with_own`), in which the
-student alone tells what the site has not seen. Two networks are deployed there, and the site's own alone where even
-that is not enough.
+it is as a rule the site's own classes that the student confuses; then the two are heard as a panel (`with_own`), in
+which the student alone tells what the site has not seen. Two networks are deployed there, and the site's own alone
+where even that is not enough.
 
 What leaks: the synthetic images go to every site. They are made from all models and resemble their training images as
 far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none, and the
