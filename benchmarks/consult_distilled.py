@@ -93,7 +93,7 @@ def markdown(record: Mapping[str, Any]) -> str:
         values = row["mean"]
         figures = [f"{100 * value:z.1f}" for value in (values["local"], values["global"], row["below"])]
         words = [row["set"], f"{row['alpha']:g}", row["reading"], row["site"], str(len(row["seeds"]))]
-        beside = f" ({row['jobs']} at once)" if row["jobs"] > 1 else ""
+        beside = f" (up to {row['jobs']} at once)" if row["jobs"] > 1 else ""
         lines.append(cells([*words, *figures, f"{values['seconds']:.0f}{beside}"]))
     return "\n".join(lines)
 

@@ -11,7 +11,9 @@ process to the next. Training does not (`device.py`): the same sites send the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
@@ -66,7 +68,7 @@ class Replay(Generic[T]):
     def _run(self, inputs: tuple[Tensor, ...]) -> None:
         self.calls += 1
         if self.calls <= WARM_UP_CALLS:
-            with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+            with _trying_algorithms():
                 self.result = self.step(*inputs)
             return
         if self.graph is None:
@@ -79,10 +81,21 @@ class Replay(Generic[T]):
         self.inputs = tuple(given.clone() for given in inputs)
         self.graph = torch.cuda.CUDAGraph()
         with (
-            torch.backends.cudnn.flags(enabled=True, benchmark=True),
+            _trying_algorithms(),
             torch.cuda.graph(self.graph, stream=self.stream, capture_error_mode="thread_local"),
         ):
             self.result = self.step(*self.inputs)
+
+
+@contextmanager
+def _trying_algorithms() -> Iterator[None]:
+    """Let cuDNN try out what is fastest, and torch not warn of parameters that were made on another stream.
+
+    They were, and every stream waits for the one before it: captured steps are tested to be the same as one by one.
+    """
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
+        yield
 
 
 def each(functions: Sequence[Callable[[], T]]) -> list[T]:
