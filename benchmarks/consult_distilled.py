@@ -1,8 +1,8 @@
 """How much of the panel one network keeps: `consult-distilled` with and without its parts, on the same site models.
 
 A network is distilled once for each reading of the coordinator's work; then sites make of it what each reading of
-theirs says. Everything else is as in the preset. A cell and a reading are kept in `--out` when they are done and are
-not done again; trained models wait in `--work`.
+theirs says, and their notes about it are kept. Everything else is as in the preset. A cell and a reading are kept in
+`--out` when they are done and are not done again; trained models wait in `--work`.
 
     python benchmarks/consult_distilled.py bloodmnist.npz --preset fast --out papers/consult_distilled.json
     python benchmarks/consult_distilled.py --table --out papers/consult_distilled.json
@@ -14,6 +14,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from experiments import Experiment, Rows, by_place, main_of, means
@@ -63,10 +64,11 @@ def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -
     cell.lessons = {}
     for name, changed in AT_SITES.items():
         made = cell.make(METHOD, **reading, **changed)
-        local, everywhere = cell.at_sites(made, ctx, state)
+        notes: list[str] = []
+        local, everywhere = cell.at_sites(made, replace(ctx, note=notes.append), state)
         figures = {"local": local, "global": everywhere, "panel_global": bar, "seconds": seconds}
         rounded = {key: round(value, 6) for key, value in figures.items()}
-        yield {**place, "site": name, "figures": rounded, "jobs": options.jobs}
+        yield {**place, "site": name, "figures": rounded, "jobs": options.jobs, "notes": sorted(notes)}
     cell.device.release()
 
 

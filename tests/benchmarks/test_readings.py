@@ -140,6 +140,8 @@ def test_one_network_of_the_panel_serves_all_readings_at_the_sites(
     assert len({row["figures"]["seconds"] for row in rows}) == 2  # distilled once for each
     for row in record["summary"]:
         assert row["below"] == pytest.approx(row["mean"]["panel_global"] - row["mean"]["global"])
+    for row in rows:
+        assert [note.split()[0] for note in row["notes"]] == ["site-1", "site-2", "site-3"]
     assert "| without the tally | new statistics | 1 |" in capsys.readouterr().out
     assert sorted(taught) == sorted([f"site-{k}, at home" for k in (1, 2, 3)] * len(readings))
 

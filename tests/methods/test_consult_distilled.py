@@ -448,18 +448,23 @@ def test_the_own_model_tells_the_sites_classes_apart_and_the_student_what_it_has
     swapped = 9.0 * torch.nn.functional.one_hot(1 - labels, 4)
     knows = 9.0 * torch.nn.functional.one_hot(labels, 4)
     offer = Offer(Predictor(4, (student,)), swapped.double(), ", taught,")
-    offers = method()._with_own(offer, (own, knows), site)
+    offers = method()._with_own([offer], (own, knows), site)
     assert [each.how for each in offers] == [
         ", taught, heard with its own model,",
         *(f", taught, heard with its own model, its own model's votes counted {n} times," for n in (4, 16, 64)),
+    ]
+    came = method()._with_own([offer, offer._replace(how="")], (own, knows), site)
+    assert [each.how for each in came[4:6]] == [
+        ", heard with its own model,",
+        ", heard with its own model, its own model's votes counted 4 times,",
     ]
     found = Judge(site, None, calibrate=False).choose([offer], (own, knows), offers)
     assert found.accuracy == 1
     assert found.words.startswith("takes the shared predictor, taught, heard with its own model, its own model's votes")
     unseen = found.predictor.combined([torch.tensor([[0.0, 0.0, 9.0, 0.0]]), torch.tensor([[9.0, 0.0, 0.0, 0.0]])], 1)
     assert int(unseen.argmax()) == 2
-    assert method(with_own=False)._with_own(offer, (own, knows), site) == []
-    assert method()._with_own(offer, None, site) == []
+    assert method(with_own=False)._with_own([offer], (own, knows), site) == []
+    assert method()._with_own([offer], None, site) == []
 
 
 def test_the_student_is_taught_on_the_sites_images_and_made_ones_of_what_it_has_not_seen(

@@ -19,6 +19,7 @@ from wardround.methods.personal_prior import (
     SHARPER,
     Judge,
     Offer,
+    Trial,
     best_factor,
     lowering,
     lowest_familiar,
@@ -260,6 +261,35 @@ def test_before_that_it_tries_what_else_there_is(more: list[list[float]], taken:
     assert judge.choose(good, own, [Offer(SHARED, many([9, 0], [0, 9]), ", both,")]).words.startswith(
         "takes the shared predictor as it is ("
     )
+
+
+@pytest.mark.parametrize(
+    ("margin", "other", "taken"),
+    [
+        (1.0, 0.0, "both"),  # 1.001 off class 1 is 1.33 of ¾, the mean of how far 2 is above 1 and 1 above ½
+        (0.1, 0.0, "one"),  # 0.101 is 0.19 of (1 + 0.05)/2: little
+        (1.0, 1.5, "one"),  # the others need 1.501 of (1 + ¾)/2, 1.72
+    ],
+)
+def test_where_much_must_be_taken_off_what_else_there_is_may_need_less(margin: float, other: float, taken: str) -> None:
+    judge = Judge(site([0, 0] * 10, [0] * 5 + [1]), None, calibrate=False)
+    of, own = [Offer(SHARED, many([2, 0], [0, margin]))], (OWN, many([1, 0], [1, 0]))
+    found = judge.choose(of, own, [Offer(SHARED, many([2, 0], [0, other] if other else [1, 0]), ", both,")])
+    starts = {
+        "both": "takes the shared predictor, both (100.0% of 20",
+        "one": "takes the shared predictor as it is; it",
+    }
+    assert found.words.startswith(starts[taken])
+
+
+def test_what_a_form_lacks_by_hand() -> None:
+    """Half of the prior where a site begins with a quarter, 0.25·log(11/3) off class 1, and 0.2 besides: of ½."""
+    judge = Judge(site([0, 0] * 10, [0] * 5 + [1]), None, calibrate=False, least=0.25)
+    trial = Trial(Offer(SHARED, many([1, 0], [0, 1])), 0.5, double(0, 0.2), 18)
+    missing, moved = judge._lacks(trial, 20)
+    assert missing == 2
+    assert moved == pytest.approx((0.25 * math.log(11 / 3) + 0.2) / 0.5)
+    assert judge._lacks(trial, 18)[0] == judge._lacks(trial, 0)[0] == 0
 
 
 def test_a_fixed_share_is_taken_whatever_it_does() -> None:

@@ -22,9 +22,10 @@ tempered, its validation images the judge, its own model the bar; the form that 
 that need equally little the one that is most often right. A site begins with none of its prior here: the lesson has
 taken from classes that it has not seen already. What the panel expects of all sites together the student has
 learned, so it stays, and the site's prior comes on top. Where no prior makes any form as good as the site's own model,
-it is as a rule the site's own classes that the student confuses; then the two are heard as a panel (`with_own`), in
-which the student alone tells what the site has not seen. Two networks are deployed there, and the site's own alone
-where even that is not enough.
+it is as a rule the site's own classes that the student confuses; and where one does only if classes are expected much
+less, these may be lost. There each form and the site's own model are also heard as a panel (`with_own`), in which the
+student alone tells what the site has not seen, and what needs the least is taken. Two networks are deployed then, and
+the site's own alone where even that is not enough.
 
 What leaks: the synthetic images go to every site. They are made from all models and resemble their training images as
 far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none, and the
@@ -108,7 +109,7 @@ class ConsultDistilled(Distilled):
         tune_lr: Positive = 1e-2
         tune_share: Share = 0.5  # κ
         least_prior: Share = 0.0  # a student that was taught by its site leans to what the site has already
-        with_own: bool = True  # where no form of the student is as good as the site's model, both are heard
+        with_own: bool = True  # where the student alone is not as good as the site's model, or hardly, both are heard
 
         def images(self, size: int) -> int:
             """The batch for images of this size."""
@@ -202,25 +203,27 @@ class ConsultDistilled(Distilled):
         if bar is not None and not bool(bar[1].isfinite().all()):
             bar = None  # a model that diverged is no bar
         offers = [self._offer(ctx, site, form, how) for form, how in forms]
-        chosen, words, _ = judge.choose(offers, bar, self._with_own(offers[0], bar, site))
+        chosen, words, _ = judge.choose(offers, bar, self._with_own(offers, bar, site))
         ctx.note(f"{site.name} {words}{self._beside(offers, site)}")
         return chosen
 
-    def _with_own(self, offer: Offer, own: tuple[Member, Tensor] | None, site: Site) -> list[Offer]:
-        """The student and the site's own model as the panel of `consult` would have them, the latter ever louder.
+    def _with_own(self, offers: Sequence[Offer], own: tuple[Member, Tensor] | None, site: Site) -> list[Offer]:
+        """Each form and the site's own model as the panel of `consult` would have them, the latter ever louder.
 
         The student counts as if it had seen as many images of every class as the site of its commonest.
         """
         if own is None or not self.settings.with_own or len(site.train) == 0:
             return []
         counts = site.train.counts().cpu()
+        seen = torch.stack([torch.full_like(counts, int(counts.max())), counts])
         how = self.settings.model_copy(update={"federation": 0.0})  # the student has learned it
-        members = (*offer.predictor.members, own[0])
-        panel = panel_of(members, torch.stack([torch.full_like(counts, int(counts.max())), counts]), how)
-        found = voiced(panel, [offer.scores.float(), own[1]], 1, LOUDEST)
-        return [
-            each._replace(how=f"{offer.how.rstrip(',')}, heard with its own model{each.how or ','}") for each in found
-        ]
+        found = []
+        for offer in offers:
+            panel = panel_of((*offer.predictor.members, own[0]), seen, how)
+            words = f"{offer.how.rstrip(',')}, heard with its own model"
+            for each in voiced(panel, [offer.scores.float(), own[1]], 1, LOUDEST):
+                found.append(each._replace(how=f"{words}{each.how or ','}"))
+        return found
 
     def _beside(self, offers: Sequence[Offer], site: Site) -> str:
         """How often each form of the student is right before any prior, so that one sees what it was chosen from."""

@@ -6,7 +6,8 @@ less often right than the site's own model, it is usually for a class or two tha
 these are lowered, no further than it must be (`lowering`) nor than three times the prior would, and all others stay as
 they are. Only where that is not enough, t rises, for all classes. As the prior comes, what the shared predictor itself
 expects goes: (1 − t) of it stays, none from t = 1 on. Where the shared predictor comes in several forms, the one that
-needs the least is taken. A handful of images would find almost anything as good, so with fewer than `ENOUGH` of them a
+needs the least is taken; where that is much, other forms are tried (`otherwise`), as they are before a site keeps its
+own model. A handful of images would find almost anything as good, so with fewer than `ENOUGH` of them a
 site begins with t = 1.
 """
 
@@ -29,6 +30,7 @@ TEMPER_STEP, MOST_TEMPER = 0.25, 3.0
 NUDGE = 1e-3  # by which a score that is lowered ends below the next one
 SURE = NUDGE / 4  # the lead of a right answer that single precision cannot lose
 SHARPER = torch.logspace(-1, 1, 41, base=4.0, dtype=torch.float64)  # 1/4 to 4, with 1 in the middle
+LITTLE = 0.3  # of how far the first class is above the mean: what a form may need before others are tried
 ROUNDING = 1e-6  # of a familiarity, which is worked out in single precision
 FAMILIAR, ENOUGH = 0.05, 20  # the share of right answers that may be called unfamiliar; images to fit anything to
 
@@ -90,8 +92,8 @@ class Judge:
     ) -> Choice:
         """The best of the shared predictor with some of the site's prior, and the site's own model.
 
-        `offers` are the forms that the shared predictor comes in, `otherwise` those that are tried where none of these
-        is as good as the site's own model; `own` is that model and its logits.
+        `offers` are the forms that the shared predictor comes in; `otherwise` are tried where none of these is as good
+        as the site's own model, or only where much is taken off. `own` is that model and its logits.
         """
         labels = self.site.val.labels.cpu()
         if self.prior is not None:
@@ -99,8 +101,9 @@ class Judge:
         else:
             needed = 0 if own is None else right_answers(own[1], labels)
             trial = self._least(offers, needed)
-            if trial.right < needed and otherwise:
-                trial = max(trial, self._least(otherwise, needed), key=lambda each: each.right)
+            if otherwise and self._lacks(trial, needed) > (0, LITTLE):
+                others = self._least(otherwise, needed)
+                trial = min(trial, others, key=lambda each: self._lacks(each, needed))
             if trial.right < needed and own is not None:
                 words = "keeps its own model: the shared predictor, whatever the site expects, is right on "
                 words += f"{trial.right / len(labels):.1%} at most, its own on more"
@@ -122,6 +125,17 @@ class Judge:
             tried += found
             t += TEMPER_STEP
         return max(tried, key=lambda each: each.right)
+
+    def _lacks(self, trial: Trial, needed: int) -> tuple[int, float]:
+        """Of any two the smaller is the better: right answers that are missing, and how far scores were moved.
+
+        That is what was taken off all classes, by the prior, too, in units of how far the first class is above the
+        mean of all, so that networks and panels, whose scores differ in size, may be compared.
+        """
+        log_prior, scores = self._log_prior(), trial.offer.scores
+        moved = trial.taken + (trial.t - self._begins_with()) * (log_prior.max() - log_prior)
+        above = (scores.amax(dim=1) - scores.mean(dim=1)).mean().clamp_min(NUDGE)
+        return max(0, needed - trial.right), float(moved.sum() / above)
 
     def _begins_with(self) -> float:
         """Without training images there is no prior; a handful of validation images could not tell it from less."""
