@@ -88,6 +88,13 @@ WAYS: dict[str, dict[str, Any]] = {
         "trust": torch.tensor([[1.0, 0.0, 2.0], [2.0, 3.0, 1.0]], dtype=torch.float64),
         "member_log_prior": torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64).log(),
     },
+    "chain": {
+        "combine": "chain",
+        "trust": torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 1.0]], dtype=torch.float64),
+        "member_log_prior": torch.tensor([[1.0, 1.0, 1.0], [0.3, 0.1, 0.6]], dtype=torch.float64).log(),
+        "log_prior": torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log(),
+        "least_familiar": torch.tensor(-0.5, dtype=torch.float64),
+    },
     "pairs": {
         "combine": "pairs",
         "trust": torch.tensor([[40.0, 0.0, 90.0], [30.0, 300.0, 5.0]], dtype=torch.float64),

@@ -130,6 +130,11 @@ def test_the_model_of_all_sites() -> None:
             "weighed class by class, each network's own class shares divided out first, then weighed by class shares",
         ),
         (
+            PREDICTORS["chain"],
+            "the first network tells the classes that the second has not seen, and the second those that it has, each "
+            "network's own class shares divided out first, then weighed by class shares",
+        ),
+        (
             Predictor(2, bright().members, log_prior=torch.zeros(2)),
             "one network, then weighed by class shares",
         ),

@@ -207,6 +207,26 @@ def test_votes_on_pairs_are_weighed_class_by_class(tmp_path: Path) -> None:
         written(tmp_path, replace(PREDICTORS["pairs"], trust=torch.ones(2)))
 
 
+@pytest.mark.parametrize("name", ["trust", "member_log_prior"])
+def test_a_chain_needs_what_it_is_made_with(name: str, tmp_path: Path) -> None:
+    whole, says = PREDICTORS["chain"], "a chain has two networks, trust and member_log_prior"
+
+    def change(groups: Any, _: Any) -> None:
+        del groups["combine"][name]
+
+    assert says in lie(change, whole)
+    with pytest.raises(BadInput, match=says):
+        written(tmp_path, replace(whole, **{name: None}))
+
+
+def test_a_chain_is_of_two_networks_trusted_class_by_class(tmp_path: Path) -> None:
+    whole = PREDICTORS["chain"]
+    with pytest.raises(BadInput, match="a chain has two networks"):
+        written(tmp_path, replace(whole, members=whole.members[:1]))
+    with pytest.raises(BadInput, match=r"trust of the model has shape \(2,\)"):
+        written(tmp_path, replace(whole, trust=torch.ones(2)))
+
+
 def test_a_model_for_another_task_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="3 classes, but 2 are named"):
         write_model(tmp_path / "m", panel(), ABOUT.record)

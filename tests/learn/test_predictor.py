@@ -1,6 +1,7 @@
 import math
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -83,6 +84,32 @@ def test_softmax_of_certain_members_is_finite() -> None:
     scores = panel(1, combine="softmax").combined([torch.tensor([[1000.0, -1000.0]])], 1)
     assert bool(torch.isfinite(scores).all())
     assert scores.argmax().item() == 0
+
+
+def test_a_chain_by_hand() -> None:
+    """P₁ = (½, ¼, ¼), of which the second knows classes 0 and 2: ¾ are theirs. It says 8:9:1 and has seen them 4:1:1,
+
+    so 2:1 of classes 0 and 2: ½, ¼ and ¼. Where the first sees class 1 alone it stays so.
+    """
+    first = torch.tensor([[0.5, 0.25, 0.25], [1e-6, 1 - 2e-6, 1e-6]]).log() + 7
+    second = torch.tensor([[8.0, 9.0, 1.0]] * 2).log() - 2
+    of = Predictor(
+        3,
+        panel(2).members,
+        "chain",
+        torch.tensor([[1.0, 1, 1], [9, 0, 9]], dtype=torch.float64),
+        member_log_prior=torch.tensor([[1.0, 1, 1], [4, 1, 1]], dtype=torch.float64).log(),
+    )
+    found = of.combined([first, second], 2).exp()
+    torch.testing.assert_close(found[0], torch.tensor([0.5, 0.25, 0.25]))
+    torch.testing.assert_close(found[1], torch.tensor([4e-6 / 3, 1 - 2e-6, 2e-6 / 3]))
+    assert of.familiarity([first, second]).tolist() == first.amax(dim=1).tolist()
+    nothing = replace(of, trust=torch.zeros(2, 3)).combined([first, second], 2)
+    torch.testing.assert_close(nothing, first.log_softmax(dim=1))  # the first alone
+    everything = replace(of, trust=torch.ones(2, 3)).combined([first, second], 2).exp()
+    torch.testing.assert_close(everything, torch.tensor([[2.0, 9, 1]] * 2) / 12)  # the second alone
+    with pytest.raises(ValueError, match="a chain is of two members"):
+        replace(of, trust=None).combined([first, second], 2)
 
 
 def test_the_log_prior_is_added() -> None:
@@ -296,13 +323,20 @@ def round_trip(predictor: Predictor) -> Predictor:
         Predictor(2, (Member(BN, weights(BN, 1)), Member(PLAIN, weights(PLAIN, 2))), "entropy"),
         Predictor(
             2,
+            (Member(BN, weights(BN, 1)), Member(PLAIN, weights(PLAIN, 2))),
+            "chain",
+            torch.tensor([[1.0, 1.0], [1.0, 0.0]]),
+            member_log_prior=torch.zeros(2, 2),
+        ),
+        Predictor(
+            2,
             (Member(PLAIN, weights(PLAIN, 2)), Member(PLAIN, weights(PLAIN, 3))),
             "softmax",
             torch.tensor([[1.0, 0.0], [2.0, 3.0]]),
             member_log_prior=torch.tensor([[0.1, 0.9], [0.5, 0.5]], dtype=torch.float64).log(),
         ),
     ],
-    ids=["single", "softmax", "panel", "prior", "nothing", "confidence", "priors"],
+    ids=["single", "softmax", "panel", "prior", "nothing", "confidence", "chain", "priors"],
 )
 def test_a_predictor_survives_a_file(predictor: Predictor) -> None:
     loaded, images, device = round_trip(predictor), pixels(6), Device(CPU, 1)

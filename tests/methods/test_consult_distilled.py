@@ -23,7 +23,7 @@ from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member, Predictor
 from wardround.methods import consult_distilled
 from wardround.methods.base import Context, join_groups
-from wardround.methods.consult_distilled import OWN, ConsultDistilled, evenly
+from wardround.methods.consult_distilled import OWN, ConsultDistilled, chain_of, evenly
 from wardround.methods.home_lesson import HomeLesson
 from wardround.methods.panel_epochs import LESSONS, SYNTHETIC, PanelEpochs
 from wardround.methods.personal_prior import Judge, Offer
@@ -452,9 +452,10 @@ def test_the_own_model_tells_the_sites_classes_apart_and_the_student_what_it_has
     assert [each.how for each in offers] == [
         ", taught, heard with its own model,",
         *(f", taught, heard with its own model, its own model's votes counted {n} times," for n in (4, 16, 64)),
+        ", taught, its own model telling apart what it has seen,",
     ]
     came = method()._with_own([offer, offer._replace(how="")], (own, knows), site)
-    assert [each.how for each in came[4:6]] == [
+    assert [each.how for each in came[5:7]] == [
         ", heard with its own model,",
         ", heard with its own model, its own model's votes counted 4 times,",
     ]
@@ -465,6 +466,17 @@ def test_the_own_model_tells_the_sites_classes_apart_and_the_student_what_it_has
     assert int(unseen.argmax()) == 2
     assert method(with_own=False)._with_own([offer], (own, knows), site) == []
     assert method()._with_own([offer], None, site) == []
+
+
+def test_in_a_chain_the_own_model_tells_apart_what_it_has_five_images_of(sent: Sent) -> None:
+    """P = (0.1, 0.2, 0.3, 0.4), so 0.3 for classes 0 and 1; its own model, of 9 and 5 images, says 2:0.2."""
+    ctx = sent[1]
+    student, own = (Member(ctx.study.student_spec, constant(ctx, k)) for k in (1, 0))
+    found = chain_of(student, own, torch.tensor([9, 5, 4, 0]))
+    assert found.members == (student, own)
+    said = [torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log(), torch.tensor([[19.0, 1.1, 500, 500]]).log()]
+    expected = torch.tensor([[0.3 * 2 / 2.2, 0.3 * 0.2 / 2.2, 0.3, 0.4]])  # 19/9.5 and 1.1/5.5
+    torch.testing.assert_close(found.combined(said, 1).exp(), expected)
 
 
 def test_the_student_is_taught_on_the_sites_images_and_made_ones_of_what_it_has_not_seen(

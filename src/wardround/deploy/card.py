@@ -23,6 +23,7 @@ COMBINATION = {
     "logits": "the mean of the networks' scores before softmax",
     "softmax": "the mean of the networks' probabilities",
     "pairs": "votes of the networks on every pair of classes, each network heard on the pairs it has seen",
+    "chain": "the first network tells the classes that the second has not seen, and the second those that it has",
     "entropy": "the mean of the networks' probabilities, a network with small entropy counting more",
     "margin": "the mean of the networks' probabilities, a network with its two best far apart counting more",
     "maximum": "the mean of the networks' probabilities, a network with a large highest one counting more",
@@ -64,7 +65,7 @@ def combination(predictor: Predictor) -> str:
         words = "no network: the same probabilities for every image, the classes' shares in training"
         return words if predictor.log_prior is not None else "no network: every class is equally probable"
     words = COMBINATION[predictor.combine] if len(predictor.members) > 1 else "one network"
-    if predictor.trust is not None:
+    if predictor.trust is not None and predictor.combine != "chain":
         words += ", each network weighed" + (" class by class" if predictor.trust.ndim == 2 else "")
     if predictor.member_log_prior is not None:
         words += ", each network's own class shares divided out first"

@@ -119,6 +119,10 @@ def _check_extras(predictor: Predictor) -> None:
         for name in ("trust", "member_log_prior", "votes"):
             if getattr(predictor, name) is None:
                 raise BadInput(f"a model that votes on pairs of classes needs {name}, and it is not there; {AGAIN}")
+    if predictor.combine == "chain":
+        shapes["trust"] = ((members, classes),)
+        if members != 2 or predictor.trust is None or predictor.member_log_prior is None:
+            raise BadInput(f"a model that is a chain has two networks, trust and member_log_prior; {AGAIN}")
     for name in EXTRAS:
         tensor: torch.Tensor | None = getattr(predictor, name)
         if tensor is None:

@@ -22,7 +22,7 @@ from wardround.progress import NO_PROGRESS, Silent
 from wardround.tensorfile import Groups
 
 Measure = Literal["entropy", "margin", "maximum"]
-Combine = Literal["logits", "softmax", "pairs", Measure]
+Combine = Literal["logits", "softmax", "pairs", "chain", Measure]
 # What members are combined with, and from where on an image is familiar.
 EXTRAS = ("trust", "log_prior", "member_log_prior", "votes", "voices", "sharpness", "least_familiar")
 ROWS = 4096  # images whose votes are combined at once: pairs of classes take memory
@@ -49,9 +49,10 @@ class Predictor:
     is normalised over members; None means equal. Where `combine` is a measure of confidence, softmax is weighed by
     trust times confidence, image by image. `member_log_prior` `(members, classes)` is subtracted from the members'
     logits first. `pairs` is the rule of `learn/pairs.py`: trust is how many images of each class a member has seen,
-    `votes` the rule's temperature and doubt, `voices` how loud each member is. With no members the scores are the prior
-    alone: a constant predictor. An image whose familiarity is below `least_familiar` is unlike what the networks were
-    trained on; None: it cannot tell.
+    `votes` the rule's temperature and doubt, `voices` how loud each member is. `chain` is of two members: the first
+    tells whether it is a class that the second is trusted with, the second which of these. With no members the scores
+    are the prior alone: a constant predictor. An image whose familiarity is below `least_familiar` is unlike what the
+    networks were trained on; None: it cannot tell.
     """
 
     classes: int
@@ -80,7 +81,8 @@ class Predictor:
         scores = torch.zeros(n, self.classes)
         if logits:
             stacked = torch.stack(logits)
-            scores = self._by_pairs(stacked) if self.combine == "pairs" else self._mean(stacked)
+            ways = {"pairs": self._by_pairs, "chain": self._chained}
+            scores = ways.get(self.combine, self._mean)(stacked)
         if self.sharpness is not None:
             scores = scores * self.sharpness.float().cpu()
         return scores if self.log_prior is None else scores + self.log_prior.float().cpu()
@@ -89,8 +91,11 @@ class Predictor:
         """Of images, from the members' logits: the highest score before sharpness and prior, `(n,)`.
 
         A network that has seen nothing like an image has a high logit for no class; probabilities, which sum to 1, hide
-        it. Networks that vote on pairs have a measure of their own (`pairs.familiarity`): some class always wins.
+        it. Networks that vote on pairs have a measure of their own (`pairs.familiarity`): some class always wins. Of a
+        chain the first member tells.
         """
+        if self.combine == "chain":
+            return logits[0].amax(dim=1)
         stacked = torch.stack(logits)
         if self.combine != "pairs":
             return self._mean(stacked).amax(dim=1)
@@ -113,13 +118,23 @@ class Predictor:
         if self.combine == "logits":
             return (logits * _shares(trust)).sum(dim=0)
         probabilities = logits.softmax(dim=2)
-        if self.combine != "softmax" and self.combine != "pairs":
+        if self.combine in ("entropy", "margin", "maximum"):
             trust = trust * confidence(probabilities, self.combine).unsqueeze(2)
         return (probabilities * _shares(trust)).sum(dim=0).clamp_min(1e-12).log()
 
     def _by_pairs(self, logits: Tensor) -> Tensor:
         trust, prior, (temperature, doubt) = self._voting()
         return pairs.pair_scores(logits, trust, prior, temperature, doubt, self.voices)
+
+    def _chained(self, logits: Tensor) -> Tensor:
+        """With C the classes of the second: log P₁(C) + log P₂(c | C) for c in C, log P₁(c) for all others."""
+        if self.trust is None or self.member_log_prior is None or len(logits) != 2:
+            raise ValueError("a chain is of two members, and needs trust and member_log_prior")
+        known = self.trust[1].cpu() > 0
+        first, second = logits - self.member_log_prior.float().cpu().unsqueeze(1)
+        first, nothing = first.log_softmax(dim=1), torch.tensor(-torch.inf)
+        among = torch.where(known, first, nothing).logsumexp(dim=1, keepdim=True)
+        return torch.where(known, among + torch.where(known, second, nothing).log_softmax(dim=1), first)
 
     def _voting(self) -> tuple[Tensor, Tensor, list[float]]:
         """Trust, the members' priors, and the rule's temperature and doubt."""

@@ -23,9 +23,10 @@ that need equally little the one that is most often right. A site begins with no
 taken from classes that it has not seen already. What the panel expects of all sites together the student has
 learned, so it stays, and the site's prior comes on top. Where no prior makes any form as good as the site's own model,
 it is as a rule the site's own classes that the student confuses; and where one does only if classes are expected much
-less, these may be lost. There each form and the site's own model are also heard as a panel (`with_own`), in which the
-student alone tells what the site has not seen, and what needs the least is taken. Two networks are deployed then, and
-the site's own alone where even that is not enough.
+less, these may be lost. There each form and the site's own model are also heard together (`with_own`), as a panel in
+which the student alone tells what the site has not seen, or as a chain, P(c) = P(C)·P_own(c | C) for the classes C that
+the site has seen, with P the student's; and what needs the least is taken. Two networks are deployed then, and the
+site's own alone where even that is not enough.
 
 What leaks: the synthetic images go to every site. They are made from all models and resemble their training images as
 far as batch-norm statistics and class outputs do; `wardround audit` measures it. `replayed = 0` sends none, and the
@@ -64,7 +65,7 @@ from wardround.methods.panel_epochs import SYNTHETIC, PanelEpochs
 from wardround.methods.personal_prior import Judge, Offer, accuracy
 from wardround.methods.seen import counts_group, seen_by_sites, told, untrained
 from wardround.methods.state import State
-from wardround.methods.trust import plausible
+from wardround.methods.trust import log_shares, plausible
 from wardround.models import Weights
 from wardround.settings import Count, NotNegative, Positive, Share
 from wardround.study import Study
@@ -210,7 +211,8 @@ class ConsultDistilled(Distilled):
     def _with_own(self, offers: Sequence[Offer], own: tuple[Member, Tensor] | None, site: Site) -> list[Offer]:
         """Each form and the site's own model as the panel of `consult` would have them, the latter ever louder.
 
-        The student counts as if it had seen as many images of every class as the site of its commonest.
+        The student counts as if it had seen as many images of every class as the site of its commonest. Then as a
+        chain: the student tells what the site has not seen, and its own model all that it has.
         """
         if own is None or not self.settings.with_own or len(site.train) == 0:
             return []
@@ -220,9 +222,12 @@ class ConsultDistilled(Distilled):
         found = []
         for offer in offers:
             panel = panel_of((*offer.predictor.members, own[0]), seen, how)
-            words = f"{offer.how.rstrip(',')}, heard with its own model"
-            for each in voiced(panel, [offer.scores.float(), own[1]], 1, LOUDEST):
+            said, words = [offer.scores.float(), own[1]], f"{offer.how.rstrip(',')}, heard with its own model"
+            for each in voiced(panel, said, 1, LOUDEST):
                 found.append(each._replace(how=f"{words}{each.how or ','}"))
+            chain = chain_of(offer.predictor.members[0], own[0], counts)
+            told_apart = f"{offer.how.rstrip(',')}, its own model telling apart what it has seen,"
+            found.append(Offer(chain, chain.combined(said, len(own[1])).double(), told_apart, chain.familiarity(said)))
         return found
 
     def _beside(self, offers: Sequence[Offer], site: Site) -> str:
@@ -298,6 +303,13 @@ class ConsultDistilled(Distilled):
             teachers=(Teacher(student.spec, student.weights),),
         )
         return single(student.spec, fitted.weights)
+
+
+def chain_of(student: Member, own: Member, counts: Tensor) -> Predictor:
+    """The student, and for the classes that a site has seen its own model, whose shares are divided out."""
+    trust = torch.stack([torch.ones(len(counts)), (counts >= SEEN).float()]).double()
+    priors = torch.stack([torch.zeros(len(counts), dtype=torch.float64), log_shares(counts)])
+    return Predictor(len(counts), (student, own), combine="chain", trust=trust, member_log_prior=priors)
 
 
 def evenly(labels: Tensor, classes: Tensor, each: int, draws: torch.Generator) -> Tensor:
