@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deploy.samples import ABOUT, PREDICTORS, TASK, bright, noise, panel, panel_about
 from wardround import tensorfile
-from wardround.deploy.model_file import check_fit, read_model, write_model
+from wardround.deploy.model_file import NEEDS, check_fit, read_model, write_model
 from wardround.errors import BadInput
 from wardround.learn.device import Device
 from wardround.learn.predictor import Predictor
@@ -190,9 +190,9 @@ def test_what_members_are_combined_with_must_fit(name: str, tensor: torch.Tensor
     assert says in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["trust", "member_log_prior", "votes"])
-def test_votes_on_pairs_need_all_that_they_are_weighed_by(name: str, tmp_path: Path) -> None:
-    whole, says = PREDICTORS["pairs"], f"votes on pairs of classes needs {name}, and it is not there"
+@pytest.mark.parametrize(("way", "name"), [(way, name) for way, names in NEEDS.items() for name in names])
+def test_pairs_and_chains_need_all_that_they_are_weighed_by(way: str, name: str, tmp_path: Path) -> None:
+    whole, says = PREDICTORS[way], f"combined by {way} needs {name}, and it is not there"
 
     def change(groups: Any, _: Any) -> None:
         del groups["combine"][name]
@@ -202,29 +202,16 @@ def test_votes_on_pairs_need_all_that_they_are_weighed_by(name: str, tmp_path: P
         written(tmp_path, replace(whole, **{name: None}))
 
 
-def test_votes_on_pairs_are_weighed_class_by_class(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", NEEDS)
+def test_pairs_and_chains_are_weighed_class_by_class(way: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"trust of the model has shape \(2,\)"):
-        written(tmp_path, replace(PREDICTORS["pairs"], trust=torch.ones(2)))
+        written(tmp_path, replace(PREDICTORS[way], trust=torch.ones(2)))
 
 
-@pytest.mark.parametrize("name", ["trust", "member_log_prior"])
-def test_a_chain_needs_what_it_is_made_with(name: str, tmp_path: Path) -> None:
-    whole, says = PREDICTORS["chain"], "a chain has two networks, trust and member_log_prior"
-
-    def change(groups: Any, _: Any) -> None:
-        del groups["combine"][name]
-
-    assert says in lie(change, whole)
-    with pytest.raises(BadInput, match=says):
-        written(tmp_path, replace(whole, **{name: None}))
-
-
-def test_a_chain_is_of_two_networks_trusted_class_by_class(tmp_path: Path) -> None:
+def test_a_chain_is_of_two_networks(tmp_path: Path) -> None:
     whole = PREDICTORS["chain"]
-    with pytest.raises(BadInput, match="a chain has two networks"):
+    with pytest.raises(BadInput, match="has two networks, and this one has 1"):
         written(tmp_path, replace(whole, members=whole.members[:1]))
-    with pytest.raises(BadInput, match=r"trust of the model has shape \(2,\)"):
-        written(tmp_path, replace(whole, trust=torch.ones(2)))
 
 
 def test_a_model_for_another_task_is_not_written(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from wardround.learn.predictor import EXTRAS, Combine, Member, Predictor
 from wardround.models import spec_layout
 from wardround.settings import Count, Frozen
 
+NEEDS = {"pairs": ("trust", "member_log_prior", "votes"), "chain": ("trust", "member_log_prior")}
 COMBINE = "combine"  # the group of what members are combined with, as `Predictor.parts` names it
 AGAIN = "export the model again"
 
@@ -114,15 +115,13 @@ def _check_extras(predictor: Predictor) -> None:
         "sharpness": ((),),
         "least_familiar": ((),),
     }
-    if predictor.combine == "pairs":
+    if predictor.combine in NEEDS:
         shapes["trust"] = ((members, classes),)
-        for name in ("trust", "member_log_prior", "votes"):
-            if getattr(predictor, name) is None:
-                raise BadInput(f"a model that votes on pairs of classes needs {name}, and it is not there; {AGAIN}")
-    if predictor.combine == "chain":
-        shapes["trust"] = ((members, classes),)
-        if members != 2 or predictor.trust is None or predictor.member_log_prior is None:
-            raise BadInput(f"a model that is a chain has two networks, trust and member_log_prior; {AGAIN}")
+    for name in NEEDS.get(predictor.combine, ()):
+        if getattr(predictor, name) is None:
+            raise BadInput(f"a model combined by {predictor.combine} needs {name}, and it is not there; {AGAIN}")
+    if predictor.combine == "chain" and members != 2:
+        raise BadInput(f"a model combined by chain has two networks, and this one has {members}; {AGAIN}")
     for name in EXTRAS:
         tensor: torch.Tensor | None = getattr(predictor, name)
         if tensor is None:

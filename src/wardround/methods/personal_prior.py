@@ -7,8 +7,8 @@ these are lowered, no further than it must be (`lowering`) nor than three times 
 they are. Only where that is not enough, t rises, for all classes. As the prior comes, what the shared predictor itself
 expects goes: (1 − t) of it stays, none from t = 1 on. Where the shared predictor comes in several forms, the one that
 needs the least is taken; where that is much, other forms are tried (`otherwise`), as they are before a site keeps its
-own model. A handful of images would find almost anything as good, so with fewer than `ENOUGH` of them a
-site begins with t = 1.
+own model. A handful of images would find almost anything as good, so with fewer than `ENOUGH` of them a site begins
+with t = 1.
 """
 
 from __future__ import annotations
