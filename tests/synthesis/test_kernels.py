@@ -159,6 +159,50 @@ def test_a_norm_in_training_is_the_plain_function(
         assert away(ours, plain) < (2e-3 if dtype is torch.float32 else 5e-2)  # rounding moves a few across the ReLU
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [FusedNorm, TrainedNorm])
+def test_a_batch_far_from_the_running_mean_loses_no_digits(
+    kind: type[FusedNorm], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one batch is normed by is nothing that earlier ones left behind, however far off that is."""
+    draw = torch.Generator().manual_seed(0)
+    maps = normal((16, 6, 5, 5), draw, dtype) + 1  # a few of the digits of bf16 are left for its spread
+    for behind in (-4e3, 1e30):
+        found = []
+        for fused in BOTH_WAYS:
+            monkeypatch.setattr(kernels, "can_run", lambda *_, fused=fused: fused)
+            norm = kind(batch_norm(6, draw), False).requires_grad_(False).train()
+            assert norm.running_mean is not None
+            assert norm.running_var is not None
+            torch.nn.init.ones_(norm.weight)
+            torch.nn.init.zeros_(norm.bias)
+            norm.running_mean.fill_(behind)
+            norm.running_var.fill_(1.0)
+            found.append((norm(maps), norm.running_mean, norm.running_var))
+        for ours, plain in zip(*found, strict=True):
+            near(ours, plain, dtype)
+
+
+def test_a_spread_that_rounding_would_make_negative_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "can_run", lambda *_: True)
+    draw = torch.Generator().manual_seed(0)
+    alike = torch.rand((1, 64, 1, 1), generator=draw).to(DEVICE) * 1e4 + 1
+    maps = alike.expand(64, 64, 5, 5).contiguous(memory_format=torch.channels_last)
+    norm = TrainedNorm(batch_norm(64, draw), False).train()
+    assert norm.bias is not None
+    torch.testing.assert_close(norm(maps), norm.bias[:, None, None].expand_as(maps))
+
+
+def test_what_is_not_a_number_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that diverged must be seen to have."""
+    monkeypatch.setattr(kernels, "can_run", lambda *_: True)
+    draw = torch.Generator().manual_seed(0)
+    for norm in (FusedNorm(batch_norm(6, draw), True), TrainedNorm(batch_norm(6, draw), True).train()):
+        maps = normal((4, 6, 5, 5), draw)
+        maps[0, 2, 0, 0] = torch.nan
+        assert bool(norm(maps)[0, 2, 0, 0].isnan())
+
+
 # Stems ----------------------------------------------------------------------------------------------------------------
 
 

@@ -69,17 +69,22 @@ def norm(
 
 
 def batch_moments(maps: Tensor, mean: Tensor, variance: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Mean and variance by channel; the running ones given move towards them by `share`, the unbiased variance."""
+    """Mean and variance by channel; the running ones given move towards them by `share`, the unbiased variance.
+
+    Sums are of how far values are from the first row: centred on anything that the batch itself does not say, such as
+    the running mean, a small variance would be lost in the square of the distance.
+    """
     rows, channels, blocks = _shape(maps)
     sums = torch.empty((2, blocks, channels), device=maps.device)
     _norm_kernel[(blocks, triton.cdiv(channels, CHANNELS))](
-        maps, maps, mean, mean, mean, mean, maps, sums, rows, channels, blocks,
+        maps, maps, mean, mean, maps, mean, maps, sums, rows, channels, blocks,
         0.0, False, False, True, False, ROWS, CHANNELS, STAGES[maps.element_size()],
     )  # fmt: skip
     centre, spread = torch.empty((2, channels), device=maps.device)
     _finish_kernel[(triton.cdiv(channels, FEW),)](
-        sums, centre, spread, mean, variance, rows, channels, blocks, share, True, triton.next_power_of_2(blocks), FEW
-    )
+        sums, maps, centre, spread, mean, variance, rows, channels, blocks, share,
+        True, triton.next_power_of_2(blocks), FEW,
+    )  # fmt: skip
     return centre, spread
 
 
@@ -88,8 +93,9 @@ def finish(sums: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     _, blocks, channels = sums.shape
     gap, spread = torch.empty((2, channels), device=sums.device)
     _finish_kernel[(triton.cdiv(channels, FEW),)](
-        sums, gap, spread, gap, gap, rows, channels, blocks, 0.0, False, triton.next_power_of_2(blocks), FEW
-    )
+        sums, gap, gap, spread, gap, gap, rows, channels, blocks, 0.0,
+        False, triton.next_power_of_2(blocks), FEW,
+    )  # fmt: skip
     return gap, spread
 
 
@@ -185,7 +191,7 @@ if triton is not None:
         block = tl.program_id(0)
         column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
         inside = column < channels
-        centre = tl.load(mean + column, mask=inside, other=0.0)
+        centre = tl.load(mean + column, mask=inside, other=0.0).to(tl.float32)
         if WRITE:
             spread = tl.load(variance + column, mask=inside, other=1.0)
             scale = tl.load(weight + column, mask=inside, other=0.0) / tl.sqrt(spread + eps)
@@ -203,7 +209,7 @@ if triton is not None:
                 if SHORTCUT:
                     value += tl.load(shortcut + place, mask=valid, other=0.0).to(tl.float32)
                 if RECTIFY:
-                    value = tl.maximum(value, 0.0)
+                    value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
                 tl.store(normed + place, value.to(normed.dtype.element_ty), mask=valid)
             if MEASURE:
                 away = tl.where(valid, away, 0.0)
@@ -224,20 +230,21 @@ if triton is not None:
 
     @triton.jit
     def _finish_kernel(
-        sums, gap, spread, running_mean, running_variance, rows, channels, blocks, share,
+        sums, maps, gap, spread, running_mean, running_variance, rows, channels, blocks, share,
         FOLLOW: tl.constexpr, PARTS: tl.constexpr, FEW: tl.constexpr,
     ):  # fmt: skip
         column = tl.program_id(0) * FEW + tl.arange(0, FEW)
         inside = column < channels
         first, second = _added(sums, column, channels, blocks, PARTS)
         away = first / rows
-        variance = second / rows - away * away
+        variance = tl.maximum(second / rows - away * away, 0.0, propagate_nan=tl.PropagateNan.ALL)
         tl.store(spread + column, variance, mask=inside)
         if FOLLOW:
-            mean = tl.load(running_mean + column, mask=inside, other=0.0)
+            mean = tl.load(maps + column, mask=inside, other=0.0).to(tl.float32) + away
+            behind = tl.load(running_mean + column, mask=inside, other=0.0)
             follower = tl.load(running_variance + column, mask=inside, other=0.0)
-            tl.store(gap + column, mean + away, mask=inside)
-            tl.store(running_mean + column, mean + share * away, mask=inside)
+            tl.store(gap + column, mean, mask=inside)
+            tl.store(running_mean + column, behind + share * (mean - behind), mask=inside)
             unbiased = variance * (rows / (rows - 1))
             tl.store(running_variance + column, follower + share * (unbiased - follower), mask=inside)
         else:
