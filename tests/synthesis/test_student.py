@@ -8,7 +8,7 @@ from torch import Tensor
 
 from wardround.methods.state import State
 from wardround.models import NetSpec, fresh
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import EXPLODED, Student, distillation, exploded, largest
 
 CPU = torch.device("cpu")
 SPEC = NetSpec("small", 3, 4, 8, width=2)
@@ -27,6 +27,31 @@ def step(of: Student, seed: int, rate: float = 0.05) -> None:
     pixels, target = batch(seed)
     of.set_rate(rate)
     of.step(distillation(target, of.logits(pixels), 2.0))
+
+
+# What has diverged ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "diverged"),
+    [
+        ("weight", -EXPLODED, True),
+        ("weight", 0.9 * EXPLODED, False),
+        ("running_var", 1e16, False),  # its root counts
+        ("running_var", 1.1 * EXPLODED**2, True),
+        ("running_mean", math.nan, True),
+        ("running_mean", -math.inf, True),
+        ("running_var", math.nan, True),
+    ],
+)
+def test_a_student_has_diverged_when_a_number_is_none_or_beyond_all_measure(
+    name: str, value: float, diverged: bool
+) -> None:
+    weights = {f"a.{key}": torch.ones(3) for key in ("weight", "running_mean", "running_var")}
+    weights["a.num_batches_tracked"] = torch.tensor(10**12)  # a counter is no size
+    assert largest(weights) == 1.0
+    weights[f"a.{name}"][1] = value
+    assert exploded(weights) == diverged
 
 
 # Eq. 2 and 4 ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from wardround.synthesis.bilevel import ClusterModel, Lesson, sampled_steps
 from wardround.synthesis.inversion import Synthesis, balanced_labels, shared_labels
 from wardround.synthesis.rehearsal import Kept, Rehearsal, mixed_batch
 from wardround.synthesis.stopwatch import Stopwatch
-from wardround.synthesis.student import Student, bound, largest
+from wardround.synthesis.student import Student, exploded
 from wardround.synthesis.teachers import AdaptedTeachers, Teachers
 
 CROSS = "cross"
@@ -41,7 +41,7 @@ class Cluster:
     def __init__(self, ctx: Context, s: Any, state: State, k: int, members: list[Member], begin: Member | None) -> None:
         study, device, precision = ctx.study, ctx.device.torch, ctx.study.settings.train.precision
         spec = study.student_spec
-        self.k, self.limit = k, bound(member.weights for member in members)
+        self.k = k
         self.teachers = Teachers(members, device, precision, s.mean)
         self.adapted = AdaptedTeachers(members, device, "ema", s.follow, precision, s.mean)
         shares = state.facts.get("mix")
@@ -69,8 +69,8 @@ class Cluster:
         return f"cluster {self.k + 1}"
 
     def sane(self) -> bool:
-        """Whether its model's numbers are of the size of its members'."""
-        return largest(self.student.weights()) < self.limit
+        """Whether its model has not diverged."""
+        return not exploded(self.student.weights())
 
     def groups(self) -> dict[str, dict[str, Tensor]]:
         """What must be kept of it between two trajectories."""

@@ -32,7 +32,7 @@ from wardround.study import Study
 from wardround.synthesis.gallery import Trail
 from wardround.synthesis.inversion import Inversion
 from wardround.synthesis.stopwatch import Stopwatch
-from wardround.synthesis.student import Student, bound, largest
+from wardround.synthesis.student import Student, exploded
 
 STUDENT, MOMENTUM = "student", "momentum"
 LARGE = 128  # pixels above which FedISCA has other values
@@ -175,7 +175,7 @@ class Distilled(OneShot):
         """One state per epoch. Everything drawn derives from the epoch's number, so that a resume changes nothing."""
         models = trained_models(ctx, answers)
         members = [Member(ctx.study.spec(site), models[site]) for site in sorted(models)]
-        student, limit = self._student(ctx, state, members), bound(member.weights for member in members)
+        student = self._student(ctx, state, members)
         facts = dict(state.facts)
         if facts.get("round") != ctx.round:
             facts = {"round": ctx.round, "epoch": 0, "work": facts.get("work")}
@@ -191,7 +191,7 @@ class Distilled(OneShot):
                     facts = {"round": ctx.round, "epoch": epoch + 1}
                     advance()
                 groups = {STUDENT: student.weights(), MOMENTUM: student.momentum(), **groups}
-                if not largest(groups[STUDENT]) < limit:  # also where it is not a number
+                if exploded(groups[STUDENT]):
                     number = facts["epoch"] + isinstance(found, Midway)  # of the epoch that is being done
                     raise Diverged(f"{self.name}: the student diverged in epoch {number}; use a smaller lr")
                 if self.trail is not None:
