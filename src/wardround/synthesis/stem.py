@@ -173,7 +173,7 @@ if triton is not None:
             row = start + tl.arange(0, ROWS)
             around = _surroundings(images, row, rows, height, width, COLOURS, DEPTH)
             away = tl.dot(around, filter) - centre[None, :]
-            value = tl.maximum(away * scale[None, :] + shift[None, :], 0.0)
+            value = tl.maximum(away * scale[None, :] + shift[None, :], 0.0, propagate_nan=tl.PropagateNan.ALL)
             valid = (row < rows)[:, None] & inside[None, :]
             place = row[:, None] * channels + column[None, :]
             tl.store(normed + place, value.to(normed.dtype.element_ty), mask=valid)

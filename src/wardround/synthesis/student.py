@@ -29,14 +29,14 @@ def distillation(teacher: Tensor, student: Tensor, temperature: float) -> Tensor
     return divergence * temperature**2
 
 
-EXPLODED = 1e9
+EXPLODED = 1e9  # any number of a network; one that goes on beyond it is not a number a few steps later
 
 
 def exploded(weights: Weights) -> bool:
     """Whether a student learned at too large a rate: some number of it is none, or beyond all measure.
 
     It need not end in NaN at once, as batch norm holds its answers together while its weights grow. Growth alone is no
-    failure: DAFL's student at the published rate has variances of 10¹⁰ (a ResNet-18, five sites of blood cells) and
+    failure: a ResNet-18 that is DAFL's student at the published rate outgrows its teachers by thousands of times, and
     goes on learning. Variances count by their roots.
     """
     return not largest(weights) < EXPLODED  # also where it is not a number
