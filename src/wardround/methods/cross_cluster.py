@@ -68,10 +68,6 @@ class Cluster:
         """In the gallery."""
         return f"cluster {self.k + 1}"
 
-    def sane(self) -> bool:
-        """Whether its model has not diverged."""
-        return not exploded(self.student.weights())
-
     def groups(self) -> dict[str, dict[str, Tensor]]:
         """What must be kept of it between two trajectories."""
         self.follow.join()
@@ -187,7 +183,7 @@ class StageTwo:
                 groups[group_name("kept", cluster.k)] = self.rehearsal.kept[cluster.k].state()
         shown, facts = gallery.merged({cluster.title: cluster.trail for cluster in self.clusters})
         finite = all(bool(t.isfinite().all()) for tensors in groups.values() for t in tensors.values())
-        if not finite or not all(cluster.sane() for cluster in self.clusters):
+        if not finite or any(exploded(cluster.student.weights()) for cluster in self.clusters):
             raise Diverged(DIVERGED)
         kept = {name: self.facts[name] for name in FACTS if name in self.facts}
         kept |= {**facts, "work": self.watch.record()}
