@@ -184,14 +184,14 @@ if triton is not None:
 
     @triton.jit
     def _norm_kernel(
-        maps, shortcut, weight, bias, mean, variance, normed, sums, rows, channels, blocks, eps,
+        maps, shortcut, weight, bias, centre, variance, normed, sums, rows, channels, blocks, eps,
         SHORTCUT: tl.constexpr, RECTIFY: tl.constexpr, MEASURE: tl.constexpr, WRITE: tl.constexpr,
         ROWS: tl.constexpr, CHANNELS: tl.constexpr, STAGES: tl.constexpr,
     ):  # fmt: skip
         block = tl.program_id(0)
         column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
         inside = column < channels
-        centre = tl.load(mean + column, mask=inside, other=0.0).to(tl.float32)
+        middle = tl.load(centre + column, mask=inside, other=0.0).to(tl.float32)
         if WRITE:
             spread = tl.load(variance + column, mask=inside, other=1.0)
             scale = tl.load(weight + column, mask=inside, other=0.0) / tl.sqrt(spread + eps)
@@ -203,7 +203,7 @@ if triton is not None:
             row = start + tl.arange(0, ROWS)
             place = row[:, None] * channels + column[None, :]
             valid = (row < rows)[:, None] & inside[None, :]
-            away = tl.load(maps + place, mask=valid, other=0.0).to(tl.float32) - centre[None, :]
+            away = tl.load(maps + place, mask=valid, other=0.0).to(tl.float32) - middle[None, :]
             if WRITE:
                 value = away * scale[None, :] + shift[None, :]
                 if SHORTCUT:
