@@ -31,9 +31,8 @@ from torch import Tensor
 from experiments import Experiment, main_of
 from trained_cells import Cell
 from wardround.data.federation import Site
-from wardround.exchange.bundle import SIZE, Bundle
+from wardround.exchange.bundle import LABEL_COUNTS, SIZE, Bundle
 from wardround.methods.base import layout_groups
-from wardround.methods.class_ensemble import LABEL_COUNTS
 from wardround.methods.state import State
 
 NAME = "consult_robust"

@@ -18,9 +18,8 @@ from typing import Any
 
 from experiments import Experiment, Rows, by_place, main_of, means
 from trained_cells import Cell
-from wardround.exchange.bundle import Bundle
+from wardround.exchange.bundle import LABEL_COUNTS, Bundle
 from wardround.methods.base import join_groups
-from wardround.methods.class_ensemble import LABEL_COUNTS
 from wardround.methods.trust import guessed, held_to_model
 from wardround.papers.summaries import cells
 

@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from wardround.exchange.bundle import PARAMETERS
+from wardround.exchange.bundle import LABEL_COUNTS, PARAMETERS
 from wardround.exchange.glossary import GROUPS, LAST_LAYER, SEEN_BY
 from wardround.exchange.payload import Group, Payload
-from wardround.exchange.policy import LABEL_COUNTS
 from wardround.methods.alone import Alone
 from wardround.methods.base import Method
 from wardround.methods.distilled import Distilled

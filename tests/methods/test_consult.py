@@ -12,10 +12,9 @@ from methods.skewed import SEEN, federate, none_of, with_site
 from remote.parties import OPEN, Parties, agreement
 from tiny import context, coordinate, deployed, drive, federation, study, watch_bundles
 from wardround.data.federation import Federation
-from wardround.exchange.bundle import SIZE, Bundle
+from wardround.exchange.bundle import LABEL_COUNTS, SIZE, Bundle
 from wardround.exchange.policy import Policy
 from wardround.methods.base import Context, join_groups, layout_groups, split_groups
-from wardround.methods.class_ensemble import LABEL_COUNTS
 from wardround.methods.consult import Consult, ConsultSettings, common_prior, panel_of, voiced
 from wardround.methods.registry import make
 from wardround.methods.seen import counts_group, seen_by_sites, told

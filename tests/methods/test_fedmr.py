@@ -24,14 +24,14 @@ from tiny import (
 )
 from wardround.data.federation import Federation, Site
 from wardround.errors import BadInput, SiteFailed
-from wardround.exchange.bundle import Bundle, Envelope
+from wardround.exchange.bundle import LABEL_COUNTS, Bundle, Envelope
 from wardround.learn.evaluate import network_outputs
 from wardround.learn.fit import Fit, Objective, Outputs, Recipe, Step
 from wardround.learn.prototypes import Prototypes
 from wardround.learn.trainer import train_one
 from wardround.methods import fedmr as module
 from wardround.methods.fedavg import FedAvg
-from wardround.methods.fedmr import LABEL_COUNTS, PROTOTYPES, FedMR, Reshaped, inter, intra, mean_prototypes
+from wardround.methods.fedmr import PROTOTYPES, FedMR, Reshaped, inter, intra, mean_prototypes
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.models import NetSpec, fresh

@@ -24,7 +24,7 @@ from wardround.audit.report import Attack, Figure
 from wardround.audit.target import Pools, Target, pools
 from wardround.data.imageset import merge
 from wardround.errors import BadInput
-from wardround.exchange.bundle import COUNTERS, PARAMETERS, SIZE, STATISTICS
+from wardround.exchange.bundle import COUNTERS, LABEL_COUNTS, PARAMETERS, SIZE, STATISTICS
 from wardround.learn.device import Device
 from wardround.learn.embeddings import Embeddings
 from wardround.learn.predictor import Member, Predictor
@@ -104,8 +104,8 @@ class Attacker:
         if "prototypes" in target.bundle.groups and target.model is not None:
             yield Job("prototypes", PROTOTYPES, self._prototypes)
             yield Job("prototypes", DECODED, self._decoded)
-        if "label_counts" in target.bundle.groups:
-            yield Job("label_counts", COUNTS, self._counts)
+        if LABEL_COUNTS in target.bundle.groups:
+            yield Job(LABEL_COUNTS, COUNTS, self._counts)
         for group in (SIZE, "images"):
             if group in target.bundle.groups:
                 yield Job(group, STATED, lambda group=group: self._stated(group))  # type: ignore[misc]
@@ -238,7 +238,7 @@ class Attacker:
     # The rest ---------------------------------------------------------------------------------------------------------
 
     def _counts(self) -> Done:
-        (counts,) = self.target.bundle.groups["label_counts"].values()
+        (counts,) = self.target.bundle.groups[LABEL_COUNTS].values()
         return Done(label_count_audit(counts, self.target.site.train.classes, self.seed))
 
     def _stated(self, group: str) -> Done:

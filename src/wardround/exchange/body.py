@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from wardround.errors import BadInput
-from wardround.exchange.bundle import COUNTERS, SIZE, STATISTICS, Bundle
+from wardround.exchange.bundle import COUNTERS, LABEL_COUNTS, SIZE, STATISTICS, Bundle
 from wardround.exchange.manifest import TYPES, Manifest, strict_json, tensor_bytes
 from wardround.tensorfile import RECORD
 
-COUNTS = (SIZE, COUNTERS, "label_counts")
+COUNTS = (SIZE, COUNTERS, LABEL_COUNTS)
 VARIANCE = "running_var"  # how the name of a running variance ends
 MOST_HEADER_BYTES = 16 * 2**20  # a table of tensors, as in the manifest, with an offset for each
 

@@ -29,6 +29,7 @@ PARAMETERS = "parameters"
 STATISTICS = "statistics"
 COUNTERS = "counters"
 SIZE = "size"  # how many images the site trained on
+LABEL_COUNTS = "label_counts"  # and how many of each class; policies and privacy have rules for it
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from wardround.data.federation import Site
 from wardround.errors import BadInput, RunFailed
-from wardround.exchange.bundle import SIZE, Bundle
+from wardround.exchange.bundle import LABEL_COUNTS, SIZE, Bundle
 from wardround.exchange.payload import Group, Payload
 from wardround.learn.predictor import Predictor
 from wardround.methods.base import Answer, Context, Work
@@ -32,8 +32,6 @@ from wardround.methods.state import State
 from wardround.methods.trust import log_shares
 from wardround.settings import Frozen
 from wardround.study import Study
-
-LABEL_COUNTS = "label_counts"
 
 
 class ClassEnsemble(Panel):

@@ -41,12 +41,12 @@ from pydantic import Field
 from torch import Tensor
 
 from wardround.data.federation import Site
-from wardround.exchange.bundle import Bundle
+from wardround.exchange.bundle import LABEL_COUNTS, Bundle
 from wardround.exchange.payload import Payload
 from wardround.learn import pairs
 from wardround.learn.predictor import Member, Predictor
 from wardround.methods.base import Answer, Context, Work
-from wardround.methods.class_ensemble import LABEL_COUNTS, ClassEnsemble
+from wardround.methods.class_ensemble import ClassEnsemble
 from wardround.methods.ensemble import panel_members
 from wardround.methods.oneshot import logits_of
 from wardround.methods.personal_prior import Judge, Offer

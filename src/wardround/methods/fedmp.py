@@ -40,7 +40,7 @@ from torch import Tensor
 
 from wardround.data.federation import Site
 from wardround.errors import BadInput
-from wardround.exchange.bundle import SIZE, Bundle
+from wardround.exchange.bundle import LABEL_COUNTS, SIZE, Bundle
 from wardround.exchange.payload import Group, Payload
 from wardround.learn.embeddings import Embeddings, checked_embeddings, sample
 from wardround.learn.fit import Fit, Fitted, Objective
@@ -48,7 +48,6 @@ from wardround.learn.manifold import Manifold, Scaling, Weighting
 from wardround.learn.prototypes import Prototypes, class_means, weighted_mean
 from wardround.learn.stages import stage_features, stage_name, stage_width
 from wardround.methods.base import Answer, Context, Work
-from wardround.methods.class_ensemble import LABEL_COUNTS
 from wardround.methods.state import State
 from wardround.methods.template import Averaging, Visit, where
 from wardround.settings import Count, Frozen, NotNegative

@@ -36,7 +36,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wardround.exchange.bundle import Bundle
+from wardround.exchange.bundle import LABEL_COUNTS, Bundle
 from wardround.exchange.payload import Group
 from wardround.learn.evaluate import network_outputs
 from wardround.learn.fit import Fit, Fitted, Objective, Step
@@ -48,7 +48,7 @@ from wardround.models import spec_layout
 from wardround.settings import Frozen, NotNegative
 from wardround.study import Study
 
-LABEL_COUNTS, PROTOTYPES = "label_counts", "prototypes"
+PROTOTYPES = "prototypes"
 EPSILON = 1e-5
 
 

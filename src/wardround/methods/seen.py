@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from wardround.exchange.bundle import SIZE, Bundle
+from wardround.exchange.bundle import LABEL_COUNTS, SIZE, Bundle
 from wardround.exchange.payload import Group
 from wardround.learn.predictor import Member
 from wardround.methods.base import Context
-from wardround.methods.class_ensemble import LABEL_COUNTS
 from wardround.methods.oneshot import of_noise
 from wardround.methods.state import State
 from wardround.methods.trust import MOST, guessed, held_to_model, plausible, spread, still

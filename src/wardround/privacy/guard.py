@@ -16,8 +16,7 @@ import torch
 
 from wardround.data.federation import Site
 from wardround.errors import SiteFailed
-from wardround.exchange.bundle import Bundle
-from wardround.exchange.policy import LABEL_COUNTS
+from wardround.exchange.bundle import LABEL_COUNTS, Bundle
 from wardround.learn.fit import Fit, Fitted
 from wardround.learn.side_by_side import count_steps
 from wardround.methods.base import Method, Work

@@ -12,8 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from wardround.errors import BadInput
-from wardround.exchange.bundle import PARAMETERS, SIZE
-from wardround.exchange.policy import LABEL_COUNTS
+from wardround.exchange.bundle import LABEL_COUNTS, PARAMETERS, SIZE
 from wardround.methods.base import Method
 from wardround.models import spec_layout
 from wardround.models.registry import names

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wardround.errors import BadInput
-from wardround.exchange.policy import LABEL_COUNTS
+from wardround.exchange.bundle import LABEL_COUNTS
 from wardround.report.parts import View, tabulate
 from wardround.report.values import as_dict, as_number, as_records, as_text, show
 

@@ -10,7 +10,6 @@ out whole, and the rest goes.
 from wardround.exchange.policy.file import default_policy_text, read_policy
 from wardround.exchange.policy.gate import Gate
 from wardround.exchange.policy.rules import (
-    LABEL_COUNTS,
     OF_SINGLE_IMAGES,
     ORDINARY,
     Policy,
@@ -20,7 +19,6 @@ from wardround.exchange.policy.rules import (
 )
 
 __all__ = [
-    "LABEL_COUNTS",
     "OF_SINGLE_IMAGES",
     "ORDINARY",
     "Gate",

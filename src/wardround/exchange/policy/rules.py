@@ -15,14 +15,13 @@ from pydantic import Discriminator, Field, Tag
 from torch import Tensor
 
 from wardround.errors import BadInput
-from wardround.exchange.bundle import COUNTERS, PARAMETERS, SIZE, STATISTICS, Bundle
+from wardround.exchange.bundle import COUNTERS, LABEL_COUNTS, PARAMETERS, SIZE, STATISTICS, Bundle
 from wardround.exchange.payload import Payload
 from wardround.methods.base import Method
 from wardround.methods.registry import known
 from wardround.settings import Frozen
 from wardround.study import Study
 
-LABEL_COUNTS = "label_counts"
 # What leaves unless the site says otherwise: sums and averages over many images, and networks trained on them.
 ORDINARY = (
     *(PARAMETERS, STATISTICS, COUNTERS, SIZE, LABEL_COUNTS, "prototypes", "score", "trace", "fisher", "fisher_weights"),
