@@ -51,7 +51,6 @@ class ClassEnsemble(Panel):
         panel = super().payload(study, site)
         counts = ((len(study.classes),), "int64")
         size = 8 * len(study.classes)
-        up = Group(LABEL_COUNTS, "how many images of each class the site trained on", size, {"counts": counts})
         home = Group(
             LABEL_COUNTS,
             "how many images of each class every site trained on",
@@ -59,12 +58,22 @@ class ClassEnsemble(Panel):
             {f"{sender}/counts": counts for sender in study.sites},
             partial=True,
         )
-        return replace(panel, up=(*panel.up, up), home=(*panel.home, home))
+        return replace(panel, up=(*panel.up, *self.counts_up(study)), home=(*panel.home, home))
+
+    def counts_up(self, study: Study) -> tuple[Group, ...]:
+        """What may leave of a site's counts."""
+        counts = {"counts": ((len(study.classes),), "int64")}
+        what = "how many images of each class the site trained on"
+        return (Group(LABEL_COUNTS, what, 8 * len(study.classes), counts),)
+
+    def told(self, counts: Tensor) -> dict[str, dict[str, Tensor]]:
+        """What a site tells of its counts."""
+        return {LABEL_COUNTS: {"counts": counts}}
 
     def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
         """Train alone, send the network and the counts of what it was trained on."""
         answer = yield from super().answer(ctx, site, request, memory)
-        groups = {**answer.bundle.groups, LABEL_COUNTS: {"counts": trained_on(site, answer.bundle)}}
+        groups = {**answer.bundle.groups, **self.told(trained_on(site, answer.bundle))}
         return Answer(ctx.bundle("answer", site.name, groups), answer.memory)
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:

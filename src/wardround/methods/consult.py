@@ -42,10 +42,10 @@ from torch import Tensor
 
 from wardround.data.federation import Site
 from wardround.exchange.bundle import LABEL_COUNTS, Bundle
-from wardround.exchange.payload import Payload
+from wardround.exchange.payload import Group
 from wardround.learn import pairs
 from wardround.learn.predictor import Member, Predictor
-from wardround.methods.base import Answer, Context, Work
+from wardround.methods.base import Context, Work
 from wardround.methods.class_ensemble import ClassEnsemble
 from wardround.methods.ensemble import panel_members
 from wardround.methods.oneshot import logits_of
@@ -87,19 +87,13 @@ class Consult(ClassEnsemble):
         vet: Share = 0.7
         own_voice: Annotated[float, Field(ge=1)] = 64.0
 
-    def payload(self, study: Study, site: str) -> Payload:
-        """What `class-ensemble` declares; counts may be left out."""
-        found = super().payload(study, site)
-        network = tuple(group for group in found.up if group.name != LABEL_COUNTS)
-        return replace(found, up=(*network, *counts_group(study, self.settings.counts)))
+    def counts_up(self, study: Study) -> tuple[Group, ...]:
+        """As the setting says; they may be left out."""
+        return counts_group(study, self.settings.counts)
 
-    def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
-        """Train alone, send the network and the counts as the setting says."""
-        answer = yield from super().answer(ctx, site, request, memory)
-        groups = dict(answer.bundle.groups)
-        counts = groups.pop(LABEL_COUNTS)["counts"]
-        bundle = ctx.bundle("answer", site.name, {**groups, **told(self.settings.counts, counts)})
-        return replace(answer, bundle=bundle)
+    def told(self, counts: Tensor) -> dict[str, dict[str, Tensor]]:
+        """As the setting says."""
+        return told(self.settings.counts, counts)
 
     def seen(self, ctx: Context, kept: State, answers: Mapping[str, Bundle]) -> dict[str, Tensor]:
         """What sites tell, or what their models do."""
