@@ -28,6 +28,7 @@ from wardround.learn.side_by_side import Outcome, train_many
 from wardround.learn.store import FitStore
 from wardround.measure import Tally, tally
 from wardround.methods.base import Context, Method, Work, join_groups
+from wardround.methods.oneshot import OWN
 from wardround.methods.registry import make, own_settings
 from wardround.methods.state import State
 from wardround.progress import NO_PROGRESS
@@ -36,7 +37,6 @@ from wardround.study import Study
 from wardround.tensorfile import canonical
 
 Change = Callable[[Site], Site]
-OWN = "own"  # as methods with something to do at the site call the model that it remembers
 
 
 @dataclass

@@ -23,8 +23,9 @@ from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member, Predictor
 from wardround.methods import consult_distilled
 from wardround.methods.base import Context, join_groups
-from wardround.methods.consult_distilled import OWN, ConsultDistilled, chain_of, evenly
+from wardround.methods.consult_distilled import ConsultDistilled, chain_of, evenly
 from wardround.methods.home_lesson import HomeLesson
+from wardround.methods.oneshot import OWN
 from wardround.methods.panel_epochs import LESSONS, SYNTHETIC, PanelEpochs
 from wardround.methods.personal_prior import Judge, Offer
 from wardround.methods.registry import make

@@ -60,7 +60,7 @@ from wardround.methods.class_ensemble import trained_on
 from wardround.methods.consult import ConsultSettings, panel_of, voiced
 from wardround.methods.distilled import LARGE, Distilled, Epochs, SynthesisSettings, check_synthesis
 from wardround.methods.home_lesson import HomeLesson
-from wardround.methods.oneshot import logits_of, trained_models
+from wardround.methods.oneshot import logits_of, own_model, remembering, trained_models
 from wardround.methods.panel_epochs import SYNTHETIC, PanelEpochs
 from wardround.methods.personal_prior import Judge, Offer, accuracy
 from wardround.methods.seen import counts_group, seen_by_sites, told, untrained
@@ -71,7 +71,6 @@ from wardround.settings import Count, NotNegative, Positive, Share
 from wardround.study import Study
 from wardround.synthesis.student import Student
 
-OWN = "own"
 SEEN = 5  # images from which on a class is the site's own
 LOUDEST = 64.0  # times that the votes of a site's own model may count beside the student's
 LEAST, MOST = 16, 1024  # images of each class that the student is shown at the site
@@ -140,8 +139,7 @@ class ConsultDistilled(Distilled):
         found = yield from super().answer(ctx, site, request, memory)
         counts = trained_on(site, found.bundle)
         groups = {**found.bundle.groups, **told(self.settings.counts, counts)}
-        kept = State({OWN: join_groups(found.bundle)}) if int(counts.sum()) else memory
-        return Answer(ctx.bundle("answer", site.name, groups), kept)
+        return remembering(Answer(ctx.bundle("answer", site.name, groups), memory))
 
     # At the coordinator -----------------------------------------------------------------------------------------------
 
@@ -199,7 +197,7 @@ class ConsultDistilled(Distilled):
             predictor, words = judge.unjudged(Offer(form, torch.empty(0), how))
             ctx.note(f"{site.name} {words}")
             return predictor
-        own = Member(ctx.study.spec(site.name), dict(memory.groups[OWN])) if OWN in memory.groups else None
+        own = own_model(ctx, site, memory)
         bar = None if own is None else (own, logits_of(ctx, own, site.val.images))
         if bar is not None and not bool(bar[1].isfinite().all()):
             bar = None  # a model that diverged is no bar

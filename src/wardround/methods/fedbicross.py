@@ -47,7 +47,7 @@ from torch import Tensor
 
 from wardround.data.federation import Site
 from wardround.errors import BadInput
-from wardround.exchange.bundle import SIZE, Bundle
+from wardround.exchange.bundle import Bundle
 from wardround.exchange.payload import Group, Payload, network_groups
 from wardround.learn.fit import Fit, Objective, Recipe, Step, Teacher
 from wardround.learn.pixels import normalise
@@ -56,7 +56,7 @@ from wardround.learn.statistics import even_parts, retaken
 from wardround.methods.base import Answer, Context, Work, join_groups, layout_groups
 from wardround.methods.cross_cluster import CROSS, StageTwo, group_name
 from wardround.methods.distilled import SynthesisSettings, check_synthesis
-from wardround.methods.oneshot import OneShot, refused, trained_models
+from wardround.methods.oneshot import OneShot, own_model, refused, remembering, trained_models
 from wardround.methods.state import State
 from wardround.methods.trust import guessed_shares, known_classes
 from wardround.models import Weights
@@ -67,7 +67,7 @@ from wardround.synthesis.clusters import Clustering, answers_to_noise, central, 
 from wardround.synthesis.student import distillation
 from wardround.synthesis.teachers import Mean
 
-OWN, SUBSPACE = "own", "subspace"
+SUBSPACE = "subspace"
 
 
 class PersonalDistillation(Objective):
@@ -152,12 +152,11 @@ class FedBiCross(OneShot):
     def answer(self, ctx: Context, site: Site, request: Bundle, memory: State) -> Work[Answer]:
         """Train alone, send the network, and keep it for Stage 3."""
         found = yield from super().answer(ctx, site, request, memory)
-        trained = int(found.bundle.group(SIZE)["images"]) > 0
         if self.settings.clustering == "subspaces":
             directions = subspaces.signature(site.train.images, self.settings.directions)
             bundle = ctx.bundle("answer", site.name, {**found.bundle.groups, SUBSPACE: {"directions": directions}})
             found = Answer(bundle, found.memory)
-        return Answer(found.bundle, State({OWN: join_groups(found.bundle)}) if trained else memory)
+        return remembering(found)
 
     # Stages 1 and 2 ---------------------------------------------------------------------------------------------------
 
@@ -263,11 +262,11 @@ class FedBiCross(OneShot):
         if not s.personal:
             return single(spec, start)
         teachers = [(s.gamma, Teacher(spec, start))]
-        own = Member(ctx.study.spec(site.name), dict(memory.groups.get(OWN, {})))
-        reason = refused(ctx, own) if own.weights else ""
+        own = own_model(ctx, site, memory)
+        reason = "" if own is None else refused(ctx, own)
         if reason:
             ctx.note(f"{site.name} does not learn from its own model: {reason}")
-        elif own.weights:
+        elif own is not None:
             teachers.append((s.delta, Teacher(own.spec, own.weights)))
         fitted = yield Fit(
             label=f"{site.name}, personal",

@@ -6,6 +6,7 @@ A subclass says what the coordinator makes of the models.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from wardround.methods.state import State
 from wardround.models import Weights, spec_layout
 from wardround.study import Study
 
+OWN = "own"  # in a site's memory: the network that it sent
 PROBES = 16  # images of noise that a model must have an answer to
 ABSURD = 1e6  # a logit or a feature that no training ends with: a synthesis from such a model would diverge
 
@@ -54,6 +56,17 @@ class OneShot(Method):
         groups: dict[str, dict[str, Tensor]] = split_groups(ctx, site.name, fitted.weights)
         groups[SIZE] = {"images": torch.tensor(fitted.trained_on)}
         return Answer(ctx.bundle("answer", site.name, groups), memory)
+
+
+def remembering(found: Answer) -> Answer:
+    """The same answer of a site that remembers the network it sends, where it was trained."""
+    trained = int(found.bundle.group(SIZE)["images"]) > 0
+    return replace(found, memory=State({OWN: join_groups(found.bundle)})) if trained else found
+
+
+def own_model(ctx: Context, site: Site, memory: State) -> Member | None:
+    """At the site: the network that it sent, where it remembers one."""
+    return Member(ctx.study.spec(site.name), dict(memory.groups[OWN])) if OWN in memory.groups else None
 
 
 def trained_models(ctx: Context, answers: Mapping[str, Bundle]) -> dict[str, Weights]:
