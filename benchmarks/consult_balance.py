@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from one_shot_entries import ENTRIES
 from one_shot_summary import NONE
-from wardround.papers.summaries import cells
+from wardround.papers.summaries import cells, headed
 
 OURS = "consult"
 SHOWN = 3  # rivals
@@ -32,7 +32,7 @@ class Rival(NamedTuple):
 def balance_table(entries: Sequence[Entry]) -> str:
     """A line for each set and level: what sites deploy by `consult`, its shared predictor, and who comes closest."""
     head = ["set", "α", "seeds", "at the site", "shared", "a fixed ¼ of the prior", "the closest others"]
-    text = [cells(head), cells(["---"] * len(head))]
+    text = headed(head)
     for images, alpha in sorted({(e["set"], e["alpha"]) for e in entries if e["entry"] == OURS}):
         here = [e for e in entries if (e["set"], e["alpha"]) == (images, alpha)]
         own, quarter = (

@@ -21,7 +21,7 @@ from trained_cells import Cell
 from wardround.learn.predictor import Predictor
 from wardround.measure import BINS, calibration_gap_in_mix
 from wardround.methods.state import State
-from wardround.papers.summaries import cells
+from wardround.papers.summaries import cells, headed
 
 NAME = "consult_calibration"
 METHOD = "consult"
@@ -75,7 +75,7 @@ def summarise(rows: Rows) -> list[dict[str, Any]]:
 def markdown(record: Mapping[str, Any]) -> str:
     """One line for each set and alpha: local / global, in percent."""
     head = ["set", "α", "seeds", "own models", "shared", "deployed, not calibrated", "deployed, calibrated"]
-    lines = [cells(head), cells(["---"] * len(head))]
+    lines = headed(head)
     for row in record["summary"]:
         figures = [f"{100 * row[f'{who}_local']:.1f} / {100 * row[f'{who}_global']:.1f}" for who in WHO]
         lines.append(cells([row["set"], f"{row['alpha']:g}", str(len(row["seeds"])), *figures]))

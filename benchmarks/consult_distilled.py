@@ -20,7 +20,7 @@ from typing import Any
 from experiments import Experiment, Rows, by_place, main_of, means
 from trained_cells import Cell
 from wardround.methods.state import State
-from wardround.papers.summaries import cells
+from wardround.papers.summaries import cells, headed
 
 NAME = "consult_distilled"
 METHOD = "consult-distilled"
@@ -90,7 +90,7 @@ def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def markdown(record: Mapping[str, Any]) -> str:
     """One line for each set, alpha and pair of readings, in percent."""
     head = ["set", "α", "at the coordinator", "at the site", "seeds", "local", "global", "below the panel", "seconds"]
-    lines = [cells(head), cells(["---"] * len(head))]
+    lines = headed(head)
     for row in record["summary"]:
         values = row["mean"]
         figures = [f"{100 * value:z.1f}" for value in (values["local"], values["global"], row["below"])]

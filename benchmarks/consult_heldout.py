@@ -29,6 +29,7 @@ from wardround.data.federation import Site
 from wardround.data.imageset import ImageSet
 from wardround.errors import BadInput
 from wardround.methods.state import State
+from wardround.papers.summaries import cells, headed
 
 NAME = "consult_heldout"
 METHODS = ("consult", "class-ensemble", "ensemble")
@@ -101,31 +102,12 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def markdown(record: Mapping[str, Any]) -> str:
     """One line for each set, alpha and method."""
-    head = [
-        "set",
-        "α",
-        "classes",
-        "method",
-        "AUROC",
-        "lowest",
-        "by probability",
-        "deployed",
-        "known marked",
-        "held out marked",
-    ]
-    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    head = ["set", "α", "classes", "method", "AUROC", "lowest", "by probability", "deployed"]
+    lines = headed([*head, "known marked", "held out marked"])
     for row in record["summary"]:
-        found = ["–" if row["mean"][key] is None else f"{row['mean'][key]:.3f}" for key in FIGURES]
-        cells = [
-            row["set"],
-            f"{row['alpha']:g}",
-            str(row["n"]),
-            row["method"],
-            found[0],
-            f"{row['lowest_auroc']:.3f}",
-            *found[1:],
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+        words = [row["set"], f"{row['alpha']:g}", str(row["n"]), row["method"]]
+        first, *others = ["–" if row["mean"][key] is None else f"{row['mean'][key]:.3f}" for key in FIGURES]
+        lines.append(cells([*words, first, f"{row['lowest_auroc']:.3f}", *others]))
     return "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from consult_balance import balance_table
 from one_shot_entries import ENTRIES
 from pages import fill
+from wardround.papers.summaries import cells, headed
 
 OURS = ("consult", "consult-distilled")
 WHOLE, BALANCE, MORE = "consult_picture.py", "consult_picture.py, balance", "consult_picture.py, more sites"  # marks
@@ -148,20 +149,17 @@ def _panel(
 
 def table(by: Mapping[float, Mapping[str, Sequence[Point]]]) -> str:
     """Local / global accuracy, of the shared predictor in a line of its own where sites deploy another."""
-    lines = [f"| method | {' | '.join(f'α = {level:g}' for level in by)} |", "| --- " * (len(by) + 1) + "|"]
+    lines = headed(["method", *(f"α = {level:g}" for level in by)])
     for name in dict.fromkeys(name for methods in by.values() for name in methods):
         of = [methods.get(name, []) for methods in by.values()]
         both = any(len(found) == 2 for found in of)
         for shared in (True, False) if both else (None,):
-            cells = [
-                next((p for p in found if shared is None or p.shared == shared or len(found) == 1), None)
-                for found in of
-            ]
             what = {None: "", True: ", shared", False: ", at the site"}[shared]
-            shown = ["–" if p is None else f"{p.local:.1f} / {p.everywhere:.1f}" for p in cells]
-            lines.append(
-                f"| `{name}`{what} | {' | '.join(shown)} |" if "," not in name else f"| {name} | {' | '.join(shown)} |"
-            )
+            line = [name if "," in name else f"`{name}`{what}"]
+            for found in of:
+                p = next((p for p in found if shared is None or p.shared == shared or len(found) == 1), None)
+                line.append("–" if p is None else f"{p.local:.1f} / {p.everywhere:.1f}")
+            lines.append(cells(line))
     return "\n".join(lines)
 
 

@@ -34,6 +34,7 @@ from wardround.data.federation import Site
 from wardround.exchange.bundle import LABEL_COUNTS, SIZE, Bundle
 from wardround.methods.base import layout_groups
 from wardround.methods.state import State
+from wardround.papers.summaries import cells, headed
 
 NAME = "consult_robust"
 METHODS = ("consult", "class-ensemble", "ensemble")
@@ -175,11 +176,10 @@ def markdown(record: Mapping[str, Any]) -> str:
         here = {(r["kind"], r["method"]): r for r in record["summary"] if (r["set"], r["alpha"]) == (images, alpha)}
         for what, kinds in (("mean", KINDS), ("most_lost", KINDS[2:])):
             title = f"### {images}, α = {alpha:g}" + ("" if what == "mean" else ": the most that one bad site cost")
-            lines += [title, "", f"| bad site | {' | '.join(METHODS)} |", "| --- " * 4 + "|"]
+            lines += [title, "", *headed(["bad site", *METHODS])]
             for kind in kinds:
-                cells = [here.get((kind, method)) for method in METHODS]
-                figures = ["–" if found is None else _figures(found[what]) for found in cells]
-                lines.append(f"| {kind} | {' | '.join(figures)} |")
+                found = [here.get((kind, method)) for method in METHODS]
+                lines.append(cells([kind, *("–" if row is None else _figures(row[what]) for row in found)]))
             lines.append("")
     lines.append(
         "Local / global accuracy of what the good sites deploy; in brackets the shared predictor's global one. Costs: "

@@ -21,7 +21,7 @@ from trained_cells import Cell
 from wardround.exchange.bundle import LABEL_COUNTS, Bundle
 from wardround.methods.base import join_groups
 from wardround.methods.trust import guessed, held_to_model
-from wardround.papers.summaries import cells
+from wardround.papers.summaries import cells, headed
 
 NAME = "counts_from_models"
 METHOD = "consult"
@@ -65,7 +65,7 @@ def summarise(rows: Rows) -> list[dict[str, Any]]:
 def markdown(record: Mapping[str, Any]) -> str:
     """One line for each set and alpha, in percent."""
     head = ["set", "α", "seeds", "shares off by", "most for a class not there", "true counts cut", "told", "not told"]
-    lines = [cells(head), cells(["---"] * len(head))]
+    lines = headed(head)
     for row in record["summary"]:
         figures = [f"{100 * row[name]:.1f}" for name in FIGURES]
         lines.append(cells([row["set"], f"{row['alpha']:g}", str(len(row["seeds"])), *figures]))

@@ -24,7 +24,7 @@ from trained_cells import Cell
 from wardround.learn.predictor import single
 from wardround.methods.base import join_groups
 from wardround.methods.state import State
-from wardround.papers.summaries import cells
+from wardround.papers.summaries import cells, headed
 
 NAME = "fedbicross_readings"
 METHOD = "fedbicross"
@@ -114,7 +114,7 @@ def summarise(rows: Rows) -> list[dict[str, Any]]:
 def markdown(record: Mapping[str, Any]) -> str:
     """One line for each set, alpha and pair of readings, in percent."""
     head = ["set", "α", "Stages 1 and 2", "K", "Stage 3", "seeds", "local", "below `local`", "global", "won"]
-    lines = [cells(head), cells(["---"] * len(head))]
+    lines = headed(head)
     for row in record["summary"]:
         values, won = row["mean"], NONE if row["won"] is None else f"{row['won']:.0%}"
         below = values["own_local"] - values["local"]

@@ -26,7 +26,7 @@ from wardround.papers.fedkper import MEASURES, PROTOCOL, SERIES, FedKPer, study_
 from wardround.papers.multi_round import header, plan
 from wardround.papers.results import Results
 from wardround.papers.runs import SECONDS
-from wardround.papers.summaries import averaged, cells, grouped
+from wardround.papers.summaries import averaged, cells, grouped, headed
 
 NAME = "fedkper_readings"
 SAME = ("readings",)
@@ -58,7 +58,7 @@ def markdown(results: Mapping[str, Any]) -> str:
     whole = all(study["rounds"] == PROTOCOL["rounds"] for study in results["readings"].values())
     lines = []
     for images in dict.fromkeys(row["set"] for row in results["summary"]):
-        lines += [f"### {images}", "", cells(head), cells(["---"] * len(head))]
+        lines += [f"### {images}", "", *headed(head)]
         for label in COMPARED:
             rows = [row for row in results["summary"] if (row["set"], row["entry"]) == (images, label)]
             for row in rows:

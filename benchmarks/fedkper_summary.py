@@ -9,7 +9,7 @@ from fedkper_entries import ABLATIONS, COLUMNS, ENTRIES, published
 from wardround.papers.courses import by_time
 from wardround.papers.fedkper import MEASURES, PROTOCOL, sites_of
 from wardround.papers.runs import SECONDS
-from wardround.papers.summaries import averaged, cells, grouped
+from wardround.papers.summaries import averaged, cells, grouped, headed
 
 PUBLISHED_WORDS = "FedKPer (arXiv 2605.00698), Table 1, means of 3 seeds on the authors' protocol"
 BY_TIME = ("fedavg", "fedkper")  # its Figure 5
@@ -48,7 +48,7 @@ def markdown(results: Record) -> str:
     """The table with the published rows below ours, accuracy by time, and what the columns mean."""
     rows = results["summary"]
     head = ["entry", "seeds", *COLUMNS.values(), "seconds"]
-    lines = [f"### {results['set']}", "", cells(head), cells(["---"] * len(head))]
+    lines = [f"### {results['set']}", "", *headed(head)]
     for row in rows:
         lines += _lines(row)
     lines += ["", *_by_time(results["entries"])]
@@ -86,4 +86,4 @@ def _by_time(entries: Sequence[Record]) -> list[str]:
     head = ["seconds of work", *(f"{seconds:.1f}" for seconds in found.seconds)]
     title = f"Accuracy on the global test at matched seconds of work{shared}:"
     rows = [cells([label, *(f"{value:.3f}" for value in values)]) for label, values in found.accuracies.items()]
-    return [title, "", cells(head), cells(["---"] * len(head)), *rows, ""]
+    return [title, "", *headed(head), *rows, ""]

@@ -36,7 +36,7 @@ from wardround.learn.predictor import Member, Predictor
 from wardround.learn.stages import stage_name, stage_shape
 from wardround.papers.library import table
 from wardround.papers.schema import value
-from wardround.papers.summaries import cells
+from wardround.papers.summaries import cells, headed
 from wardround.progress import Silent
 from wardround.settings import overlay, validate
 from wardround.streams import Streams
@@ -109,12 +109,13 @@ def summary(rows: Sequence[Mapping[str, Any]], sites: Sequence[str]) -> dict[str
 def markdown(record: Mapping[str, Any]) -> str:
     """Measured and published side by side."""
     head = ["Stage", "Fréchet", "max SSIM", "min L2", "identified", "paper: FID", "max SSIM", "min L2"]
-    lines = [head, ["---"] * len(head)]
+    lines = headed(head)
     for stage, mean in record["means"].items():
         paper = record["published"][stage]
         ours = [f"{mean[name]:.{digits}f}" for name, digits in SHOWN.items()]
-        lines.append([stage, *ours, f"{paper['fid']:.0f}", f"{paper['max_ssim']:.4f}", f"{paper['min_l2']:.4f}"])
-    return "\n".join(map(cells, lines))
+        theirs = [f"{paper['fid']:.0f}", f"{paper['max_ssim']:.4f}", f"{paper['min_l2']:.4f}"]
+        lines.append(cells([stage, *ours, *theirs]))
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from scipy.stats import t as student  # type: ignore[import-untyped]  # scikit-l
 from fedmp_entries import ABLATIONS, BASELINES, FEDAVG, FEDMP, FEWSHOT, STAGE_UPLOAD, STAGES, published
 from wardround.papers.fedmp import MEASURES
 from wardround.papers.runs import SECONDS
-from wardround.papers.summaries import averaged, cells, grouped
+from wardround.papers.summaries import averaged, cells, grouped, headed
 
 WORDS = {
     "against fedavg": "difference to fedavg of the same seed, in points, mean over seeds, with its 95 % interval by a "
@@ -189,7 +189,7 @@ def markdown(results: Record) -> str:
             if {row["entry"] for row in shown} <= {FEDAVG.label, FEDMP.label} and title != TABLES[0][0]:
                 continue  # nothing of this table was run
             head = ["entry", "seeds", *columns, "seconds"]
-            lines += [title, "", cells(head), cells(["---"] * len(head))]
+            lines += [title, "", *headed(head)]
             for row in shown:
                 figures = [column(row, fedavg) for column in columns.values()]
                 lines.append(cells([row["entry"], str(len(row["seeds"])), *figures, f"{row['seconds']:.0f}"]))

@@ -21,7 +21,7 @@ from one_shot_entries import ABLATIONS, ENTRIES, OURS
 from one_shot_summary import NONE, figure, stated
 from pages import fill
 from wardround.papers.schema import Line
-from wardround.papers.summaries import cells
+from wardround.papers.summaries import cells, headed
 
 LOCAL, GLOBAL = "local_accuracy", "global_accuracy"
 PUBLISHED = "paper"  # the preset of published settings
@@ -49,7 +49,7 @@ def methods(rows: Rows, lines: Sequence[Line]) -> str:
     for images in dict.fromkeys(images for images, _, _ in rows):
         levels = sorted({alpha for found, alpha, _ in rows if found == images})
         head = ["method", *(f"α = {level:g}" for level in levels), "seeds", "published: local", "published: global"]
-        text += [f"**{images}**", "", cells(head), cells(["---"] * len(head))]
+        text += [f"**{images}**", "", *headed(head)]
         for line in lines:
             found = [rows.get((images, level, line.label)) for level in levels]
             if any(found):
@@ -69,7 +69,7 @@ def bars(entries: Sequence[Row], rows: Rows) -> str:
         "global: local, fedbicross, ensemble",
         "won",
     ]
-    text = [cells(head), cells(["---"] * len(head))]
+    text = headed(head)
     for images, alpha, _ in sorted(key for key in rows if key[2] == VARIED):
         own, found, panel = (_by_seed(entries, images, alpha, name) for name in ("local", VARIED, "ensemble"))
         seeds = own.keys() & found.keys() & panel.keys()
@@ -93,7 +93,7 @@ def _by_seed(entries: Sequence[Row], images: str, alpha: float, name: str) -> di
 def variants(entries: Sequence[Row], lines: Sequence[Line], rows: Rows) -> str:
     """Where a variant of a method was run, means over its seeds, and first the method itself over the same seeds."""
     head = ["set", "α", "seeds", "entry", "local", "global", "published: local"]
-    text = [cells(head), cells(["---"] * len(head))]
+    text = headed(head)
     groups: dict[tuple[str, float, str, tuple[int, ...]], list[str]] = {}
     for images, alpha in sorted({(images, alpha) for images, alpha, _ in rows}):
         for line in lines:

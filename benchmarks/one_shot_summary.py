@@ -8,7 +8,7 @@ from typing import Any
 
 import published
 from wardround.papers.one_shot import MEASURES, SECONDS
-from wardround.papers.summaries import averaged, cells, grouped
+from wardround.papers.summaries import averaged, cells, grouped, headed
 
 PUBLISHED = {
     "label": published.LABEL,
@@ -57,7 +57,7 @@ def markdown(results: Record) -> str:
     head = ["entry", "seeds", *COLUMNS.values(), "seconds", "published, local", "published, global"]
     lines = []
     for (images, alpha), rows in sorted(tables.items()):
-        lines += [f"### {images}, α = {alpha:g}", "", cells(head), cells(["---"] * len(head)), *rows, ""]
+        lines += [f"### {images}, α = {alpha:g}", "", *headed(head), *rows, ""]
     lines += [f"- {name}: {MEASURES[key]}" for key, name in COLUMNS.items()]
     lines.append(f"- ± is the sample standard deviation over seeds; seconds: {SECONDS}")
     lines += [f"- published, {key.removeprefix('shared_')}: {PUBLISHED[key]}" for key in ("local", "shared_global")]

@@ -25,7 +25,7 @@ from wardround.audit.work import RECORD, work
 from wardround.errors import BadInput
 from wardround.files import disk_errors, write_atomically
 from wardround.learn.device import find_device
-from wardround.papers.summaries import cells
+from wardround.papers.summaries import cells, headed
 from wardround.progress import Silent
 from wardround.settings import overlay, validate
 
@@ -151,12 +151,12 @@ def _work(given: argparse.Namespace) -> int:
 def markdown(points: Sequence[Mapping[str, Any]], key: str) -> str:
     """Accuracy and both attacks at every ε."""
     head = ["ε", key, "AUC, loss threshold", "AUC, LiRA", "TPR at 0.1 % FPR, LiRA"]
-    lines = [head, ["---"] * len(head)]
+    lines = headed(head)
     for point in points:
         found = point["figures"]["attacks"]
         attacks = (found[LOSS]["auc"], found[LIRA]["auc"], found[LIRA]["tpr_at_fpr_0.001"])
-        lines.append([point["epsilon"], *(f"{x:.3f}" for x in (point["figures"]["headlines"][key], *attacks))])
-    return "\n".join(map(cells, lines))
+        lines.append(cells([point["epsilon"], *(f"{x:.3f}" for x in (point["figures"]["headlines"][key], *attacks))]))
+    return "\n".join(lines)
 
 
 def _headline(points: Sequence[Mapping[str, Any]]) -> str:

@@ -21,7 +21,7 @@ from experiments import Experiment, Rows, main_of
 from trained_cells import Cell, shared_predictor
 from wardround.methods.base import Context
 from wardround.methods.state import State
-from wardround.papers.summaries import cells
+from wardround.papers.summaries import cells, headed
 
 NAME = "synthesis_precision"
 METHODS = ("fedisca", "efedisca", "deepinversion", "dense", "coboosting", "dafl")  # which end with one network for all
@@ -81,7 +81,7 @@ def summarise(rows: Rows) -> list[dict[str, Any]]:
 def markdown(record: Mapping[str, Any]) -> str:
     """One line for each method."""
     head = ["method", "cells", *(f"{name}, global" for name in PRECISIONS), "bf16 gains, points", "times faster"]
-    lines = [cells(head), cells(["---"] * len(head))]
+    lines = headed(head)
     for row in record["summary"]:
         spread = "" if row["standard_deviation"] is None else f" ± {row['standard_deviation']:.1f}"
         accuracies = [f"{100 * row['accuracy'][name]:.1f}" for name in PRECISIONS]

@@ -16,7 +16,7 @@ from wardround.papers.datasets import DATASETS, is_official
 from wardround.papers.further import NONE, Further, further
 from wardround.papers.schema import Level
 from wardround.papers.stored import Finished
-from wardround.papers.summaries import cells
+from wardround.papers.summaries import cells, headed
 
 Format = Literal["text", "markdown", "latex", "csv"]
 STUB = ("line", "", "seeds")  # headings before the figures'
@@ -191,8 +191,7 @@ def _table(title: str, head: list[str], lines: Lines, form: Format, stub: int = 
     if not lines:
         return ""
     if form == "markdown":
-        body = [head, ["---"] * len(head), *lines]
-        return "\n".join([f"### {title}", "", *map(cells, body)])
+        return "\n".join([f"### {title}", "", *headed(head), *map(cells, lines)])
     if form == "latex":
         rows = [" & ".join(map(_escaped, line)) + r" \\" for line in lines]
         top = " & ".join(map(_escaped, head)) + r" \\"

@@ -41,3 +41,8 @@ def averaged(found: Sequence[Record], measures: Iterable[str], digits: int) -> d
 def cells(texts: Iterable[str]) -> str:
     """A row of a Markdown table."""
     return f"| {' | '.join(texts)} |"
+
+
+def headed(names: Sequence[str]) -> list[str]:
+    """The first two rows of a Markdown table, which name its columns."""
+    return [cells(names), cells(["---"] * len(names))]
