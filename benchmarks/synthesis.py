@@ -37,7 +37,7 @@ from wardround.progress import Silent
 from wardround.run import begin_run
 from wardround.settings import validate
 from wardround.synthesis.inversion import Inversion, Synthesis, balanced_labels, total_variation
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student, distillation, mixed_distillation
 from wardround.synthesis.teachers import AdaptedTeachers, Precision, Teachers
 
 SITES, BATCH, CLASSES = 5, 256, 8
@@ -182,8 +182,7 @@ class Ours:
         return each([partial(of.logits, images) for of in (self.teachers, self.adapted)])
 
     def _learn(self, images: Tensor, noise: Tensor, near: Tensor, far: Tensor) -> None:
-        said = self.student.logits(images)
-        self.student.step(torch.lerp(distillation(near, said, 20.0), distillation(far, said, 20.0), noise))
+        self.student.step(mixed_distillation(near, far, self.student.logits(images), noise, 20.0))
 
 
 def fedisca_epoch(changes: dict[str, Any], epochs: int = 5, steps: int = 500) -> dict[str, float]:

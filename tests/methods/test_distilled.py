@@ -16,13 +16,12 @@ from wardround.learn.fit import weights_hash
 from wardround.learn.predictor import Member
 from wardround.methods.base import Context
 from wardround.methods.distilled import Distilled
-from wardround.methods.fedisca import mixed_distillation
 from wardround.methods.registry import make
 from wardround.methods.state import State
 from wardround.models import StagedNet, Weights
 from wardround.synthesis.inversion import Iterate, Synthesis
 from wardround.synthesis.memory import placed
-from wardround.synthesis.student import Student
+from wardround.synthesis.student import Student, mixed_distillation
 from wardround.synthesis.teachers import AdaptedTeachers, Teachers
 
 BOTH = ["deepinversion", "fedisca"]

@@ -42,7 +42,6 @@ from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay, each
 from wardround.methods.base import Context
 from wardround.methods.distilled import Distilled, DistilledSettings, Epochs, Groups, Midway
-from wardround.methods.fedisca import mixed_distillation
 from wardround.methods.parts import Parts
 from wardround.methods.state import State
 from wardround.settings import Count, Positive, Share
@@ -50,7 +49,7 @@ from wardround.study import Study
 from wardround.synthesis.gallery import Trail
 from wardround.synthesis.inversion import Iterate, Synthesis, balanced_labels
 from wardround.synthesis.noise import bank
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student, distillation, mixed_distillation
 from wardround.synthesis.teachers import AdaptedTeachers, Teachers, felt
 
 MEMORY, OTHERS, ADAPTED, SYNTHESIS = "memory", "memory_others", "adapted", "synthesis"  # groups of a state

@@ -42,7 +42,7 @@ from wardround.settings import Share
 from wardround.synthesis.gallery import Trail
 from wardround.synthesis.inversion import Synthesis, balanced_labels
 from wardround.synthesis.memory import Memory
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student, mixed_distillation
 from wardround.synthesis.teachers import Adaptation, AdaptedTeachers, Teachers, felt
 
 ADAPTED, SYNTHESIS = "adapted", "synthesis"
@@ -192,9 +192,3 @@ class _AtWork:
     def _learn(self, images: Tensor, noise: Tensor, original: Tensor, adapted: Tensor) -> None:
         said = self.student.logits(images)
         self.student.step(mixed_distillation(original, adapted, said, noise, self.settings.temperature))
-
-
-def mixed_distillation(original: Tensor, adapted: Tensor, said: Tensor, noise: Tensor, temperature: float) -> Tensor:
-    """Eq. 8 at the noise level λ."""
-    near, far = distillation(original, said, temperature), distillation(adapted, said, temperature)
-    return torch.lerp(near, far, noise)

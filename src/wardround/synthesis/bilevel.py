@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from wardround.learn.replay import Replay
 from wardround.models import StagedNet
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student, mixed_distillation
 
 
 class Lesson(NamedTuple):
@@ -35,9 +35,7 @@ class Lesson(NamedTuple):
 
     def loss(self, model: Student, temperature: float) -> Tensor:
         """Eq. 5."""
-        logits = model.logits(self.images)
-        near = distillation(self.original, logits, temperature)
-        return torch.lerp(near, distillation(self.adapted, logits, temperature), self.noise)
+        return mixed_distillation(self.original, self.adapted, model.logits(self.images), self.noise, temperature)
 
 
 class ClusterModel:

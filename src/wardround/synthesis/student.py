@@ -29,6 +29,12 @@ def distillation(teacher: Tensor, student: Tensor, temperature: float) -> Tensor
     return divergence * temperature**2
 
 
+def mixed_distillation(original: Tensor, adapted: Tensor, said: Tensor, noise: Tensor, temperature: float) -> Tensor:
+    """(1 − λ)·KD(original) + λ·KD(adapted) at the noise level λ (FedISCA Eq. 8, FedBiCross Eq. 5)."""
+    near, far = distillation(original, said, temperature), distillation(adapted, said, temperature)
+    return torch.lerp(near, far, noise)
+
+
 EXPLODED = 1e9  # any number of a network; one that goes on beyond it is not a number a few steps later
 
 
