@@ -39,7 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -58,7 +58,7 @@ from wardround.learn.statistics import even_parts, retaken
 from wardround.methods.base import Answer, Context, Work, join_groups
 from wardround.methods.class_ensemble import trained_on
 from wardround.methods.consult import ConsultSettings, panel_of, voiced
-from wardround.methods.distilled import LARGE, Distilled, Epochs, SynthesisSettings, check_synthesis
+from wardround.methods.distilled import Distilled, Epochs, Sized, check_synthesis
 from wardround.methods.home_lesson import HomeLesson
 from wardround.methods.oneshot import logits_of, own_model, remembering, trained_models
 from wardround.methods.panel_epochs import SYNTHETIC, PanelEpochs
@@ -84,8 +84,10 @@ class ConsultDistilled(Distilled):
     paper = "ours; docs/consult.md"
     summary = "the panel of `consult` distilled into one network on synthetic images, then adapted by each site"
 
-    class Settings(ConsultSettings):
+    class Settings(ConsultSettings, Sized):
         """Those of `consult`, of the generator, of the distillation, and how much is replayed at the site."""
+
+        SIZED: ClassVar[dict[str, tuple[int, int]]] = {"batch": (256, 50)}
 
         epochs: Count = 16
         shots: Count | None = None  # exchanges with the sites; None: as many as `rounds` says where set, else one
@@ -111,13 +113,9 @@ class ConsultDistilled(Distilled):
         least_prior: Share = 0.0  # a student that was taught by its site leans to what the site has already
         with_own: bool = True  # where the student alone is not as good as the site's model, or hardly, both are heard
 
-        def images(self, size: int) -> int:
-            """The batch for images of this size."""
-            return SynthesisSettings.SIZED["batch"][size > LARGE] if self.batch is None else self.batch
-
     def check(self, study: Study) -> None:
         """Every teacher must have batch-norm statistics, and a batch must hold every class."""
-        check_synthesis(self.name, study, self.settings.images(study.size))
+        check_synthesis(self.name, study, self.settings.at(study.size).batch)
         self.check_shots(study)
 
     def payload(self, study: Study, site: str) -> Payload:
@@ -155,7 +153,7 @@ class ConsultDistilled(Distilled):
         """The generator's steps, then the student's on what it makes."""
         counts = self.counts_of_members()
         panel = panel_of(tuple(members), counts, self.settings)
-        work = PanelEpochs(ctx, self.settings, state, panel, counts, student, self.watch)
+        work = PanelEpochs(ctx, self.settings.at(ctx.study.size), state, panel, counts, student, self.watch)
         self.trail = work.trail
         yield from self.through(ctx, state, work, student, begun)
 

@@ -40,7 +40,18 @@ LARGE = 128  # pixels above which FedISCA has other values
 Groups = dict[str, dict[str, Tensor]]
 
 
-class SynthesisSettings(Frozen):
+class Sized(Frozen):
+    """Settings some of which depend on the size of the images where nothing is set."""
+
+    SIZED: ClassVar[dict[str, tuple[int, int]]]  # for images up to `LARGE` pixels, and above
+
+    def at(self, size: int) -> Self:
+        """These settings with the values that depend on the size of the images filled in."""
+        filled = {name: values[size > LARGE] for name, values in self.SIZED.items() if getattr(self, name) is None}
+        return self.model_copy(update=filled)
+
+
+class SynthesisSettings(Sized):
     """Synthesis, and how a student learns from it; the defaults are FedISCA's, which depend on the images' size."""
 
     SIZED: ClassVar[dict[str, tuple[int, int]]] = {"steps": (500, 1000), "batch": (256, 50), "jitter": (2, 30)}
@@ -56,13 +67,6 @@ class SynthesisSettings(Frozen):
     temperature: Positive = 20.0
     momentum: Share = 0.9
     weight_decay: NotNegative = 5e-4
-
-    def at(self, size: int) -> Self:
-        """These settings with the values that depend on the size of the images filled in."""
-        filled = {
-            name: values[size > LARGE] for name, values in self.SIZED.items() if getattr(self, name, None) is None
-        }
-        return self.model_copy(update=filled)
 
     def inversion(self) -> Inversion:
         """What the synthesis needs of it, once filled in."""

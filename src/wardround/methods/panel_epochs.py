@@ -1,7 +1,7 @@
 """The coordinator's epochs of `consult-distilled`: a generator, and a student that learns from a panel on its images.
 
 `consult_distilled.py` says why; this knows no site, only the panel and what its members have seen. `settings` are those
-of `ConsultDistilled`.
+of `ConsultDistilled`, with the values that depend on the images' size filled in.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PanelEpochs:
     ) -> None:
         study, device, precision = ctx.study, ctx.device.torch, ctx.study.settings.train.precision
         self.student, self.device, self.settings = student, device, settings
-        self.batch, self.classes = self.settings.images(study.size), len(study.classes)
+        self.batch, self.classes = self.settings.batch, len(study.classes)
         self.teachers = PanelTeachers(panel, device, precision)
         self.dealt = deal(counts, self.teachers.shares, self.batch, device)
         self.named = NAMED * F.one_hot(self.dealt.labels, self.classes).float()
