@@ -44,6 +44,11 @@ class Study:
         return hashlib.sha256(canonical(record).encode()).hexdigest()[:16]
 
     @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Of one image: channels, height, width."""
+        return self.channels, self.size, self.size
+
+    @property
     def streams(self) -> Streams:
         """The random streams of this study's seed."""
         return Streams(self.settings.seed)

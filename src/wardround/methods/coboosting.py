@@ -97,7 +97,7 @@ class CoBoosting(Distilled):
         """Hard images, weights, distillation."""
         study, s, device = ctx.study, self.settings, ctx.device.torch
         precision, classes = study.settings.train.precision, len(study.classes)
-        shape = (study.channels, study.size, study.size)
+        shape = study.image_shape
         work = _Work(self, Teachers(members, device, precision), student, Pool(s.epochs * s.batch, shape, device))
         work.restore(state)
         generator = ImageGenerator(

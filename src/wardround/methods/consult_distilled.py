@@ -127,7 +127,7 @@ class ConsultDistilled(Distilled):
 
     def _synthetic_group(self, study: Study) -> tuple[Group, ...]:
         n = self.settings.replayed
-        shape = (n, study.channels, study.size, study.size)
+        shape = (n, *study.image_shape)
         tensors = {"images": (shape, "uint8"), "labels": ((n,), "int64")}
         what = "images that the coordinator made from all models, with the classes that the panel sees in them"
         return (Group(SYNTHETIC, what, math.prod(shape) + 8 * n, tensors),) if n else ()

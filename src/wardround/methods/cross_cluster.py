@@ -49,7 +49,7 @@ class Cluster:
             shared_labels(s.batch, torch.tensor(shares[k])) if shares else balanced_labels(s.batch, len(study.classes))
         )
         labels = drawn.to(device)
-        self.synthesis = Synthesis(self.teachers, labels, (study.channels, study.size, study.size), s.inversion())
+        self.synthesis = Synthesis(self.teachers, labels, study.image_shape, s.inversion())
         self.follow = Replay(self.adapted.follow, device)
         self.ask = Replay(lambda images: (self.teachers.logits(images), self.adapted.logits(images)), device)
         start = begin.weights if begin else study.fresh_weights(spec, "cluster model", f"cluster-{k}")

@@ -88,7 +88,7 @@ class DAFL(Distilled):
         study, s, device = ctx.study, self.settings, ctx.device.torch
         precision = study.settings.train.precision
         teachers = Teachers(members, device, precision)
-        shape = (study.channels, study.size, study.size)
+        shape = study.image_shape
         generator = ImageGenerator(
             shape, s.codes, device, lr=s.generator_lr, beta=s.beta, output=s.output, precision=precision
         )

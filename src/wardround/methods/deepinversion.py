@@ -64,7 +64,7 @@ class _AtWork:
         self.settings = s = method.settings.at(study.size)
         self.teachers = Teachers(members, device, precision)
         labels = balanced_labels(s.batch, len(study.classes)).to(device)
-        self.synthesis = Synthesis(self.teachers, labels, (study.channels, study.size, study.size), s.inversion())
+        self.synthesis = Synthesis(self.teachers, labels, study.image_shape, s.inversion())
         self.learn = Replay(self._learn, device)
         self.parts = Parts(ctx, method.watch)
         self.trail = method.trail = Trail(labels, study.classes, s.steps)

@@ -86,7 +86,7 @@ class DENSE(Distilled):
         """A batch of images for the pool, then a pass over it."""
         study, s, device = ctx.study, self.settings, ctx.device.torch
         precision = study.settings.train.precision
-        shape = (study.channels, study.size, study.size)
+        shape = study.image_shape
         teachers = Teachers(members, device, precision)
         pool = Pool(s.epochs * s.batch, shape, device)
         pool.restore(state.groups.get(POOL, {}))

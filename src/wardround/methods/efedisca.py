@@ -192,7 +192,7 @@ class _AtWork:
         self.trail.load(state)
         if MEMORY in state.groups and SYNTHESIS not in state.groups:
             return None
-        synthesis = Synthesis(self.teachers, labels, (study.channels, study.size, study.size), s.inversion())
+        synthesis = Synthesis(self.teachers, labels, study.image_shape, s.inversion())
         generator = self.ctx.streams.torch("synthesis", round=self.ctx.round)
         if SYNTHESIS in state.groups:
             synthesis.restore(state.groups[SYNTHESIS], self.parts.done[SYNTHESIS], generator)
@@ -205,7 +205,7 @@ class _AtWork:
         if s.noise == "none":
             return None
         if s.noise == "gaussian":
-            return _gaussian((s.batch, study.channels, study.size, study.size), device)
+            return _gaussian((s.batch, *study.image_shape), device)
         generator = self.ctx.streams.torch("structured noise")
         made = bank(s.noise, s.noise_images, study.channels, study.size, generator, self.ctx.progress)
         return _out_of(made.to(device), s.batch)

@@ -194,7 +194,7 @@ class FedBiCross(OneShot):
         elif s.clustering == "subspaces":
             points = subspaces.proximity([answers[site].group(SUBSPACE)["directions"] for site in members])
         else:
-            shape = (s.probes, study.channels, study.size, study.size)
+            shape = (s.probes, *study.image_shape)
             noise = torch.randn(shape, generator=ctx.streams.torch("noise probes"))
             points = answers_to_noise(models, noise, ctx.device.torch, s.probe)
         found = group(points, s.clustering, s.clusters, ctx.streams.number("clusters"))

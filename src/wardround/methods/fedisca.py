@@ -87,7 +87,7 @@ class _AtWork:
         self.teachers = Teachers(members, device, precision)
         reading: Adaptation = "ema" if s.adaptation == "none" else s.adaptation
         self.adapted = AdaptedTeachers(members, device, reading, s.follow, precision)
-        shape = (study.channels, study.size, study.size)
+        shape = study.image_shape
         self.labels = balanced_labels(s.batch, len(study.classes)).to(device)
         self.synthesis = Synthesis(self.teachers, self.labels, shape, s.inversion())
         self.memory = Memory(device, s.steps, (s.batch, *shape), precision)

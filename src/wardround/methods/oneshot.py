@@ -122,7 +122,7 @@ def largest_feature(member: Member) -> float:
 
 def of_noise(ctx: Context, member: Member) -> Tensor:
     """One network's logits of white noise, the same for every network: nobody's images are needed to try it."""
-    shape = (PROBES, ctx.study.channels, ctx.study.size, ctx.study.size)
+    shape = (PROBES, *ctx.study.image_shape)
     noise = torch.randint(256, shape, generator=ctx.streams.torch("probe"), dtype=torch.uint8)
     return logits_of(ctx, member, noise)
 

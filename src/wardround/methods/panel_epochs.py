@@ -57,7 +57,7 @@ class PanelEpochs:
         self.teachers = PanelTeachers(panel, device, precision)
         self.dealt = deal(counts, self.teachers.shares, self.batch, device)
         self.named = NAMED * F.one_hot(self.dealt.labels, self.classes).float()
-        shape = (study.channels, study.size, study.size)
+        shape = study.image_shape
         inputs = self.settings.codes + self.classes
         self.maker = ImageGenerator(shape, inputs, device, lr=self.settings.generator_lr, precision=precision)
         self.maker.begin(ctx.streams.torch("generator", round=ctx.round), "uniform")
