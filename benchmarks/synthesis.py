@@ -164,8 +164,7 @@ class Ours:
 
     def synthesise(self) -> None:
         """One step of Eq. 5."""
-        self.synthesis.start()
-        self.synthesis.wait()
+        self.synthesis.step()
 
     def adapt(self) -> None:
         """One step of Eq. 7."""

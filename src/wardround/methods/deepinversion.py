@@ -108,8 +108,7 @@ class _AtWork:
 
     def _synthesise(self, number: int) -> None:
         """An iterate's loss was measured before its last update, so it belongs to the images of the step before."""
-        self.synthesis.start()
-        iterate = self.synthesis.wait()
+        iterate = self.synthesis.step()
         if number > 0:
             self.best = torch.where(iterate.loss < self.lowest, self.last, self.best)
             self.lowest = torch.minimum(self.lowest, iterate.loss)

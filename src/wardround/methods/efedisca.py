@@ -156,8 +156,7 @@ class _AtWork:
 
     def _synthesise(self, synthesis: Synthesis, number: int) -> None:
         """One step of Eq. 5."""
-        synthesis.start()
-        iterate = synthesis.wait()
+        iterate = synthesis.step()
         self.trail.see(number, iterate.images)
         self.snapshots.add(iterate)
 

@@ -140,8 +140,7 @@ class _AtWork:
             draw = self.ctx.streams.torch("noise", round=self.ctx.round, index=self.epoch * s.steps + number)
             self.memory.add(torch.randn(self.synthesis.images.shape, generator=draw).to(self.labels.device))
             return
-        self.synthesis.start()
-        iterate = self.synthesis.wait()
+        iterate = self.synthesis.step()
         self.trail.see(number, iterate.images)
         if not self.reused:
             self.memory.add(iterate.images)

@@ -143,13 +143,13 @@ class Synthesis:
         A loss that is no longer finite, or a hundred times the first, ends it with a clear error.
         """
         self.begin(generator)
-        yield from self.rest()
-
-    def rest(self) -> Iterator[Iterate]:
-        """What is left of the trajectory that was begun or restored."""
         while self.done < self.how.steps:
-            self.start()
-            yield self.wait()
+            yield self.step()
+
+    def step(self) -> Iterate:
+        """The next step of the trajectory that was begun or restored."""
+        self.start()
+        return self.wait()
 
     def start(self) -> None:
         """Begin the next step; others may begin theirs before `wait`."""
