@@ -157,12 +157,10 @@ class Distilled(OneShot):
         alone = super().fit(ctx, site, request)
         if self.shots(ctx.study) == 1:
             return alone
-        return Fit(
+        return replace(
+            alone,
             label=f"{site.name}, round {ctx.round + 1}",
-            spec=alone.spec,
             start=join_groups(request) if ctx.round else alone.start,
-            data=alone.data,
-            validation=alone.validation,
             recipe=ctx.study.recipe(ctx.round, self.epochs_of(ctx)),
             seed=ctx.streams.number("fit", site.name, ctx.round),
             reusable=ctx.round == 0,
