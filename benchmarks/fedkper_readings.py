@@ -19,7 +19,7 @@ from typing import Any
 
 from fedkper_entries import COLUMNS, chosen, published
 from fedkper_summary import figure
-from scripts import add_options, begin, fill
+from scripts import add_options, begin, fill, settings_given
 from wardround.errors import BadInput
 from wardround.papers.cells import Cell, images_hash
 from wardround.papers.fedkper import MEASURES, PROTOCOL, SERIES, FedKPer, study_tree
@@ -89,7 +89,7 @@ def _start(options: argparse.Namespace) -> int:
     began = time.monotonic()
     if options.images is None:
         raise BadInput("no set is named; give the path of a MedMNIST .npz file, or phantoms:N")
-    flags = {"device": options.device} | ({} if options.rounds is None else {"rounds": options.rounds})
+    flags = settings_given({"device": options.device, "rounds": options.rounds})
     trees = {name: study_tree(options.images, {**changed, **flags}) for name, changed in READINGS.items()}
     head = {
         "benchmark": NAME,

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedkper_entries import chosen
 from fedkper_summary import PUBLISHED_WORDS, markdown, summarise
-from scripts import add_options, begin, fill
+from scripts import add_options, begin, fill, settings_given
 from wardround.errors import BadInput
 from wardround.papers.cells import images_hash
 from wardround.papers.fedkper import NAME, SAME, FedKPer, cell, head, study_tree
@@ -56,9 +56,8 @@ def _start(options: argparse.Namespace) -> int:
     began = time.monotonic()
     if options.images is None:
         raise BadInput("no set is named; give the path of a MedMNIST .npz file, or phantoms:N")
-    flags: dict[str, Any] = {"device": options.device, "rounds": options.rounds, "data": {"sites": options.sites}}
-    flags = {key: value for key, value in flags.items() if value is not None and value != {"sites": None}}
-    tree = study_tree(options.images, flags)
+    given = {"device": options.device, "rounds": options.rounds, "data": {"sites": options.sites}}
+    tree = study_tree(options.images, settings_given(given))
     entries = chosen(options.methods, options.ablations)
     results = open_results(options.out, options.images.stem, header(tree))
     hashed = images_hash(options.images)

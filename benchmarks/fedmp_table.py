@@ -21,7 +21,7 @@ from typing import Any
 
 from fedmp_entries import FEWSHOT_EPOCHS, PARTS, chosen
 from fedmp_summary import WORDS, markdown, summarise
-from scripts import add_options, begin, fill
+from scripts import add_options, begin, fill, settings_given
 from wardround.errors import BadInput
 from wardround.learn.device import find_device
 from wardround.papers.cells import images_hash
@@ -79,13 +79,13 @@ def _start(options: argparse.Namespace) -> int:
 def _flags(options: argparse.Namespace) -> dict[str, Any]:
     """What the options set of a study."""
     precision = options.precision or ("bf16" if find_device(options.device).is_cuda else "fp32")
-    given: dict[str, dict[str, Any]] = {
-        "": {"device": options.device, "rounds": options.rounds},
+    given = {
+        "device": options.device,
+        "rounds": options.rounds,
         "model": {"name": options.model, "width": options.width},
         "train": {"epochs": options.epochs, "precision": precision},
     }
-    flags = {table: {k: v for k, v in keys.items() if v is not None} for table, keys in given.items()}
-    return {**flags.pop(""), **flags}
+    return settings_given(given)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 
 from one_shot_entries import chosen
 from one_shot_summary import PUBLISHED, markdown, summarise
-from scripts import add_options, begin, fill
+from scripts import add_options, begin, fill, settings_given
 from wardround.errors import BadInput
 from wardround.learn.device import find_device
 from wardround.papers.cells import file_hash
@@ -65,8 +65,8 @@ def _start(options: argparse.Namespace) -> int:
         raise BadInput("no set is named; give the paths of MedMNIST .npz files")
     device = find_device(options.device)
     given = {"data": {"sites": options.sites}, "model": {"name": options.model}, "train": {"epochs": options.epochs}}
-    flags = {table: {k: v for k, v in keys.items() if v is not None} for table, keys in given.items()}
-    tree = study_tree(options.preset, {**flags, "device": options.device}, "bf16" if device.is_cuda else "fp32")
+    flags = settings_given({**given, "device": options.device})
+    tree = study_tree(options.preset, flags, "bf16" if device.is_cuda else "fp32")
     results = open_results(options.out, options.preset and Path(options.preset).name, header(tree))
     if len({path.stem for path in options.files}) < len(options.files):
         raise BadInput("two sets have the same name; results go by it, so name each set once")

@@ -26,6 +26,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="so many entries at once, each in a process of its own")
 
 
+def settings_given(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings out of options, without those that are not set and tables with nothing in them."""
+    found = {key: settings_given(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    return {key: value for key, value in found.items() if value is not None and value != {}}
+
+
 def begin(
     options: argparse.Namespace,
     name: str,
