@@ -46,6 +46,11 @@ def test_every_teacher_is_shown_its_own_mix() -> None:
     assert dealt.classes == 3
 
 
+def test_a_single_image_of_a_class_stands_for_the_whole_class() -> None:
+    dealt = deal(whole(3, 1).view(1, 2), torch.ones(1, 2), 4, CPU)
+    torch.testing.assert_close(dealt.weights[0], torch.tensor([1 / 3] * 3 + [1.0]))
+
+
 def test_beyond_the_limit_images_are_shown_again() -> None:
     """Six sites of one class each want six images: 36, where four times six are the limit: four of each class."""
     dealt = deal(100 * torch.eye(6), torch.eye(6), 6, CPU)

@@ -66,7 +66,6 @@ def test_classes_beyond_twelve_are_left_out_and_said_and_absent_ones_are_neither
         (3, 6, [0, 1, 2]),
         (6, 6, [0, 1, 2, 3, 4, 5]),
         (9, 2, [0, 8]),
-        (9, 1, [8]),
     ],
 )
 def test_frames_are_spread_evenly(count: int, wanted: int, places: list[int]) -> None:

@@ -29,7 +29,7 @@ from wardround.synthesis.student import Student, exploded
 from wardround.synthesis.teachers import AdaptedTeachers, Teachers
 
 CROSS = "cross"
-FACTS = ("clusters", "mix", "silhouettes", "similarity", "course")  # the last two for the report alone
+FACTS = ("clusters", "mix", "silhouettes", "similarity", "course")  # the last three for the report alone
 VALIDATION_SHARE = 0.2
 DIVERGED = "fedbicross: a model diverged in Stage 2; use a smaller lr"
 UNANSWERED = "the synthesis diverged: what teachers say to its images is no longer finite; use a smaller synthesis_lr"

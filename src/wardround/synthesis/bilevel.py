@@ -54,7 +54,7 @@ class ClusterModel:
         """Eq. 7, and where `outer`, Eq. 8's gradient with it. Else clusters without weight are not looked at."""
         self.student.set_rate(rate)
         taught = range(len(lessons)) if outer else [j for j, share in enumerate(weights.tolist()) if share > 0]
-        key = (-1, *taught) if outer else tuple(taught)
+        key = (outer, *taught)
         if key not in self.steps:
             self.steps[key] = Replay(self._outer if outer else self._inner, self.device)
         self.begun = self.steps[key]

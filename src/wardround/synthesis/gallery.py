@@ -106,9 +106,7 @@ def to_pixels(images: Tensor) -> Tensor:
 
 
 def spread(count: int, wanted: int) -> list[int]:
-    """At most `wanted` of 0..count−1, evenly, the first and the last among them; of one wanted, the last."""
+    """At most `wanted` of 0..count−1, two or more, evenly, the first and the last among them."""
     if wanted >= count:
         return list(range(count))
-    if wanted == 1:
-        return [count - 1]
     return [round(i * (count - 1) / (wanted - 1)) for i in range(wanted)]

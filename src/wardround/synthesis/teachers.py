@@ -34,7 +34,7 @@ def common_answer(logits: Sequence[Tensor], mean: Mean) -> Tensor:
     """What teachers say together, as logits: the mean of theirs (Eq. 3), or the logarithm of their mean probability."""
     if mean == "logits":
         return torch.stack(tuple(logits)).mean(dim=0)
-    return torch.stack([each.log_softmax(dim=-1) for each in logits]).logsumexp(dim=0) - math.log(len(logits))
+    return torch.stack([said.log_softmax(dim=-1) for said in logits]).logsumexp(dim=0) - math.log(len(logits))
 
 
 class View(NamedTuple):
