@@ -44,6 +44,15 @@ def test_run_prints_a_table_and_leaves_a_whole_directory(capsys: Captured) -> No
     assert opening["in"].strip() == str(run)
 
 
+def test_what_a_method_does_otherwise_than_by_default_is_said_before_it_begins(capsys: Captured) -> None:
+    """Choices, switches and what is 0 by default, whoever set them; not how long, how fast or how hot."""
+    own = ["--set", "reuse=true", "--set", "adaptation=none", "--set", "epochs=1", "--set", "steps=2"]
+    code, _, err = cli(capsys, "run", *TINY, "--method", "fedisca", "--model", "small", *own)
+    assert code == 0
+    assert "not by default  fedisca: adaptation none (ema), reuse true (false)\n" in err
+    assert "not by default" not in cli(capsys, "run", *TINY)[2]
+
+
 def test_bytes_in_the_table_are_those_of_the_ledger(capsys: Captured) -> None:
     row = ok(capsys, "run", *TINY).strip().splitlines()[1].split()
     totals = read("runs/fedavg-phantoms-96/result.json")["ledger"]["totals"]
@@ -145,11 +154,24 @@ def test_one_whose_settings_made_it_diverge_sends_nobody_back_to_them(capsys: Ca
     code, _, err = cli(capsys, "run", *TINY, *once, *own)
     assert code == 1
     assert "the synthesis diverged at step" in err
-    assert err.endswith("use a smaller synthesis_lr in a new run: x keeps the settings that it began with\n")
+    words = "use a smaller synthesis_lr in a new run: x keeps the settings that it began with, and what it had made"
+    assert err.endswith(f"{words} until then\n")
     code, _, err = cli(capsys, "report", "x")
     assert code == 2
     assert err.startswith("error: x has no result.json: the synthesis diverged at step")
     assert err.endswith("use a smaller synthesis_lr in a new run\n")
+
+
+def test_one_that_had_made_nothing_when_it_diverged_says_no_more(capsys: Captured) -> None:
+    code, _, err = cli(capsys, "run", *TINY, "--epochs", "3", "--set", "train.lr=1e30", "--quiet", "--out", "x")
+    assert code == 1
+    assert err.endswith("change that in a new run: x keeps the settings that it began with\n")
+
+
+def test_a_number_that_no_step_survives_is_refused_at_once(capsys: Captured) -> None:
+    code, _, err = cli(capsys, "run", *TINY, "--method", "fedisca", "--model", "small", "--set", "synthesis_lr=1e38")
+    assert code == 2
+    assert "fedisca.synthesis_lr = 1e+38 cannot be used: it should be less than or equal to" in err
 
 
 def test_what_it_had_made_before_it_diverged_is_told_of(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,7 +306,7 @@ def _finish(begin: Callable[[], Any], quiet: bool, as_json: bool, track: list[st
         _complain(f"stopped; go on with: {again}")
         raise
     except Diverged as error:
-        some = any(job.path.glob("checkpoint.json")) or any(job.path.glob("*/checkpoint.json"))
+        some = any(any(job.path.rglob(name)) for name in ("checkpoint.json", "gallery.safetensors"))
         made = ", and what it had made until then" if some else ""
         raise Diverged(f"{error} in a new run: {job.path} keeps the settings that it began with{made}") from error
     except WardroundError as error:

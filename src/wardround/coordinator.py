@@ -142,17 +142,15 @@ class Coordinator:
         """
         self.pace = Pace()
 
-        made = State()
-
         def save(latest: State) -> Checkpoint:
-            nonlocal stored, made
-            stored, made = stored or self._store_answers(ctx, received), latest
+            nonlocal stored
+            stored = stored or self._store_answers(ctx, received)
             return self._checkpoint(ctx.round, latest, stored)
 
         try:
             return last_state(self.method.absorb(ctx, state, received), self.pace, save, self.run.commit)
-        except Diverged:
-            for event in workings.leave(self.run.path, made):  # images and times of the last state before
+        except Diverged as error:
+            for event in workings.leave(self.run.path, error.made or State()):
                 self.run.events.append(event)
             raise
 

@@ -5,6 +5,13 @@ The command line prints the message as one line and exits with `exit_code`; any 
 keeps its traceback.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wardround.methods.state import State
+
 
 class WardroundError(Exception):
     """Something the user can mend; `str(error)` is the whole message."""
@@ -23,7 +30,12 @@ class RunFailed(WardroundError):
 
 
 class Diverged(RunFailed):
-    """Work that its settings have led into numbers without end: going on would lead there again."""
+    """Work that its settings have led into numbers without end: going on would lead there again.
+
+    `made` is a state to look at, not to go on from: clusters, images, times.
+    """
+
+    made: State | None = None
 
 
 class SiteFailed(WardroundError):

@@ -33,8 +33,9 @@ def _name(text: str) -> str:
 
 Name = Annotated[str, AfterValidator(_name)]  # of a run or study, and so of its folder and files
 Share = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+LARGEST = 1e30  # beyond it single precision overflows within a step or two
+Positive = Annotated[float, Field(gt=0, le=LARGEST)]
+NotNegative = Annotated[float, Field(ge=0, le=LARGEST)]
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Epochs = Annotated[int, Field(ge=0)]

@@ -45,9 +45,29 @@ def opening(console: Console, prepared: Any, path: Path) -> None:
         "data": "a file or folder per site" if has_files else federation.provenance.partition(";")[0],
         "sites": f"{federation.partition_rule}; {images:,} training images",
         "model": f"{study.settings.model.name}, on {prepared.device}",
-        "in": str(path),
     }
-    _definitions(console, rows.items())
+    if changed := "; ".join(words for method in prepared.methods if (words := _unlike_default(method))):
+        rows["not by default"] = changed
+    _definitions(console, [*rows.items(), ("in", str(path))])
+
+
+def _unlike_default(method: Any) -> str:
+    """A method's settings that make it do something else than it does by default: not how much, how fast or how hot.
+
+    So choices and switches, and numbers that are 0 by default. A preset must not change a method silently.
+    """
+    default = type(method.settings)()
+    pairs = ((name, value, getattr(default, name)) for name, value in method.settings)
+    found = [
+        f"{name} {_lower(value)} ({_lower(before)})"
+        for name, value, before in pairs
+        if value != before and (isinstance(value, bool | str) or before == 0)
+    ]
+    return f"{method.name}: {', '.join(found)}" if found else ""
+
+
+def _lower(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def result(console: Console, found: dict[str, Any], path: Path, brief: bool = False) -> None:

@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 
 from deploy.samples import ABOUT, MADE, PREDICTORS, bright, panel
 from wardround.deploy.about import Measured, ModelAbout, Origin, Task
-from wardround.deploy.card import Card, FileEntry, OnnxCheck, combination, markdown
+from wardround.deploy.card import Card, FileEntry, OnnxCheck, combination, markdown, tells_shares
 from wardround.deploy.escape import cell, escaped, visible
 from wardround.learn.predictor import Predictor
 
@@ -150,6 +150,14 @@ def test_marks_are_explained_to_those_who_read_answers_and_to_those_who_write_pr
     assert "and gives `probabilities` and `unfamiliar` (float32, 1 for a marked " in section(text, "How to use it")
     assert "unfamiliar" not in without
     assert "and gives `probabilities`.\n" in section(without, "How to use it")
+
+
+@pytest.mark.parametrize(("name", "tell"), [("pairs", True), ("chain", True), ("prior", True), ("nothing", False)])
+def test_that_the_files_tell_of_sites_counts_is_said(name: str, tell: bool) -> None:
+    """Counts and shares are what votes are weighed by, so they are in the files, whatever the card leaves out."""
+    assert tells_shares(PREDICTORS[name]) == tell
+    training = section(markdown(card(shares=tell)), "How it was trained")
+    assert ("is made of how many images of each class one site or more of the study have" in training) == tell
 
 
 def test_networks_of_one_kind_are_told_once() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from methods.plain import followers, kd, mean_logits, members, network, snapshot, synthesis
 from tiny import CPU, context, drive, federation, study
 from wardround.data.federation import Federation
+from wardround.errors import BadInput
 from wardround.exchange.bundle import Bundle
 from wardround.learn.fit import weights_hash
 from wardround.learn.predictor import Member
@@ -105,7 +106,7 @@ def plain_fedisca(ctx: Context, of: list[Member], s: Any) -> Iterator[tuple[Weig
                     net.train()(x)
         for number, iterate in enumerate(memory, 1):
             x = memory[-1] if s.learn_from == "images" else iterate
-            noise = 1 - number / s.steps if s.learn_from != "images" and s.adaptation != "none" else 0.0
+            noise = 1 - number / s.steps if s.adaptation != "none" else 0.0
             with torch.no_grad():
                 for net in adapted:
                     net.train(s.adaptation == "batch")
@@ -149,14 +150,14 @@ def assert_followed(state: State, adapted: list[StagedNet], rtol: float, atol: f
         {"adaptation": "ema"},
         {"adaptation": "batch"},
         {"adaptation": "none"},
-        {"learn_from": "images"},
+        {"learn_from": "images", "adaptation": "none"},
         {"learn_from": "noise"},
         {"learn_from": "noise", "reuse": True},
         {"reuse": True},
-        {"reuse": True, "learn_from": "images"},
+        {"reuse": True, "learn_from": "images", "adaptation": "none"},
         {"jitter": 0},  # what teachers said in the synthesis is not asked again, and that changes nothing
         {"jitter": 0, "adaptation": "batch"},
-        {"jitter": 0, "learn_from": "images"},
+        {"jitter": 0, "learn_from": "images", "adaptation": "none"},
         {"jitter": 0, "steps": 1},
         {"steps": 5},  # teachers are asked about two batches at once, and of the last pair there is but one
         {"steps": 5, "adaptation": "batch"},
@@ -172,8 +173,15 @@ def test_fedisca_is_a_plain_loop(changes: dict[str, Any], two: Two) -> None:
     states = of.absorb(ctx, State(), sent)
     for state, (weights, adapted) in zip(states, plain_fedisca(ctx, members(ctx, sent), of.settings), strict=True):
         assert_close(state.groups["student"], weights)
-        if of.settings.adaptation != "batch" and of.settings.learn_from != "images":  # else nobody asks them
+        if of.settings.adaptation != "batch":  # else nobody asks them
             assert_followed(state, adapted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("adaptation", ["ema", "batch"])
+def test_the_last_images_have_no_noise_to_adapt_to(adaptation: str) -> None:
+    with pytest.raises(BadInput, match=r"its last images have none; set fedisca\.adaptation to none"):
+        method("fedisca", learn_from="images", adaptation=adaptation).check(study(method="fedisca"))
+    method("fedisca", learn_from="images", adaptation="none").check(study(method="fedisca"))
 
 
 @pytest.mark.parametrize(("changes", "asked"), [({"jitter": 0}, 1), ({"reuse": True}, 1), ({}, 2)])

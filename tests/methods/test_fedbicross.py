@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tiny import context, coordinate, deployed, drive, federation, figures, predictor_bytes, study, watch_fits
 from wardround.data.federation import Federation, Site
-from wardround.errors import BadInput, RunFailed
+from wardround.errors import BadInput, Diverged, RunFailed
 from wardround.exchange.bundle import Bundle
 from wardround.learn.fit import weights_hash
 from wardround.learn.pixels import normalise
@@ -23,6 +23,7 @@ from wardround.methods.cross_cluster import StageTwo
 from wardround.methods.fedbicross import FedBiCross, PersonalDistillation
 from wardround.methods.state import State
 from wardround.models import Weights, fresh, spec_layout
+from wardround.record.rundir import RunDir
 from wardround.synthesis import clusters, simplex, subspaces
 from wardround.synthesis.inversion import Synthesis
 
@@ -299,6 +300,14 @@ def test_a_model_whose_numbers_explode_stops_the_run(three: Three) -> None:
         absorbed(of, three)
 
 
+def test_what_there_is_to_look_at_is_kept_though_no_trajectory_was_done(tmp_path: Path) -> None:
+    with pytest.raises(Diverged, match="fedbicross: a model diverged in Stage 2"):
+        coordinate(tmp_path / "run", method(lr=1e30, inner="all"), federation((8, 6, 7)))
+    assert (tmp_path / "run" / "gallery.safetensors").is_file()
+    kinds = {event["kind"]: event for event in RunDir(tmp_path / "run").events.rows()}
+    assert sum(len(sites) for sites in kinds["clusters"]["clusters"]) == 3
+
+
 @pytest.mark.parametrize("cross", ["bilevel", "uniform"])
 def test_a_model_that_diverges_stops_the_run(cross: str, three: Three) -> None:
     with pytest.raises(RunFailed, match="fedbicross: a model diverged in Stage 2; use a smaller lr"):
@@ -453,8 +462,22 @@ def test_fewer_clusters_than_asked_for_are_told(three: Three) -> None:
     assert by_parameters.endswith("only 2 models differ by parameters")
 
 
-def test_two_sites_are_one_cluster(tmp_path: Path) -> None:
+def test_models_that_are_all_the_same_are_one_cluster_and_that_is_told(three: Three) -> None:
+    ctx, answers = three
+    notes: list[str] = []
+    same = {site: replace(answers[min(answers)], envelope=answers[site].envelope) for site in answers}
+    for count in (0, 1, 2):
+        state = next(method(clusters=count, steps=3).absorb(replace(ctx, note=notes.append), State(), same))
+        assert state.facts["clusters"] == [sorted(answers)]
+    by_silhouette, by_number = notes  # of one that was asked for nothing is to be said
+    assert by_silhouette.startswith("all sites are one cluster: there is nothing to choose from with no two models")
+    assert by_number.startswith("2 clusters were asked for, but no two models differ in their softmax answers")
+
+
+def test_two_sites_are_one_cluster_and_that_is_told(tmp_path: Path) -> None:
     result = coordinate(tmp_path / "run", method(), federation((8, 6)))
+    told = "all sites are one cluster: there is nothing to choose from with fewer than three models"
+    assert told in [note["text"] for note in result["notes"]]
     assert {row["model"] for row in result["rows"]} == {"shared", "personal"}
 
 

@@ -427,6 +427,15 @@ def test_what_was_made_before_it_diverged_is_kept(name: str, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("name", BOTH)
+def test_images_and_times_are_kept_though_no_epoch_was_done(name: str, tmp_path: Path) -> None:
+    with pytest.raises(Diverged, match="the student diverged in epoch 1"):
+        coordinate(tmp_path / "run", method(name, epochs=2, lr=1e30), federation((9, 6)))
+    assert (tmp_path / "run" / "gallery.safetensors").is_file()
+    events = RunDir(tmp_path / "run").events.rows()
+    assert {"synthesis", "distillation"} <= {event["part"] for event in events if event["kind"] == "work"}
+
+
+@pytest.mark.parametrize("name", BOTH)
 def test_divergence_within_an_epoch_names_that_epoch(name: str) -> None:
     data = federation((9, 6))
     ctx = replace(context(study(data, method=name)), due=lambda: True)

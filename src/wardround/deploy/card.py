@@ -54,6 +54,7 @@ class Card(Frozen):
     networks: tuple[Text, ...]
     combination: Words
     marks: bool = False  # whether it tells which images are unlike those it was trained on
+    shares: bool = False  # whether its files hold class counts or shares of sites
     versions: dict[Text, Text]
     files: dict[Text, FileEntry]
     onnx: OnnxCheck
@@ -70,6 +71,12 @@ def combination(predictor: Predictor) -> str:
     if predictor.member_log_prior is not None:
         words += ", each network's own class shares divided out first"
     return words + (", then weighed by class shares" if predictor.log_prior is not None else "")
+
+
+def tells_shares(predictor: Predictor) -> bool:
+    """Whether what the networks are combined with is made of how many images of each class sites have."""
+    by_class = predictor.trust is not None and predictor.trust.ndim == 2
+    return by_class or predictor.member_log_prior is not None or predictor.log_prior is not None
 
 
 def markdown(card: Card) -> str:
@@ -126,7 +133,12 @@ def _training(card: Card) -> Iterator[str]:
         "are not known here."
     )
     if about.label_counts is None:
-        yield "How many images each class had is not stated: whoever exported the model did not release it."
+        yield "How many images each class had is not stated here: whoever exported the model did not release it."
+    if card.shares:
+        yield (
+            "The model's files hold what its answers are weighed by, which is made of how many images of each class "
+            "one site or more of the study have. Whoever is given the files can read it."
+        )
 
 
 def _chosen(card: Card) -> Iterator[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from wardround import __version__
 from wardround.deploy import onnx_file
 from wardround.deploy.about import ModelAbout
-from wardround.deploy.card import Card, FileEntry, OnnxCheck, combination, markdown
+from wardround.deploy.card import Card, FileEntry, OnnxCheck, combination, markdown, tells_shares
 from wardround.deploy.escape import visible
 from wardround.deploy.model_file import check_fit, write_model
 from wardround.errors import BadInput
@@ -70,6 +70,7 @@ def export(
             networks=tuple(member.spec.describe() for member in predictor.members),
             combination=combination(predictor),
             marks=predictor.least_familiar is not None,
+            shares=tells_shares(predictor),
             versions=_versions(data is not None),
             files=written,
             onnx=check,

@@ -174,20 +174,24 @@ class StageTwo:
 
     def kept(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
         """What must be kept to go on from here; in the middle of a trajectory, the images, too."""
-        groups = {CROSS: {"weights": self.cross.clone()}}
+        groups: dict[str, dict[str, Tensor]] = {}
         for cluster in self.clusters:
             groups |= cluster.groups()
             if self.parts.done:
                 groups[group_name("images", cluster.k)] = cluster.synthesis.state()
             if self.rehearsal is not None:
                 groups[group_name("kept", cluster.k)] = self.rehearsal.kept[cluster.k].state()
-        shown, facts = gallery.merged({cluster.title: cluster.trail for cluster in self.clusters})
         finite = all(bool(t.isfinite().all()) for tensors in groups.values() for t in tensors.values())
         if not finite or any(exploded(cluster.student.weights()) for cluster in self.clusters):
             raise Diverged(DIVERGED)
+        shown, facts = self.shown()
+        return {**groups, **shown}, {**facts, "midway": dict(self.parts.done)} if self.parts.done else facts
+
+    def shown(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+        """Of that, what there is to look at: who is with whom, weights, images on their way, and times."""
+        groups, facts = gallery.merged({cluster.title: cluster.trail for cluster in self.clusters})
         kept = {name: self.facts[name] for name in FACTS if name in self.facts}
-        kept |= {**facts, "work": self.watch.record()}
-        return {**groups, **shown}, {**kept, "midway": dict(self.parts.done)} if self.parts.done else kept
+        return {CROSS: {"weights": self.cross.clone()}, **groups}, {**kept, **facts, "work": self.watch.record()}
 
 
 def group_name(group: str, k: int) -> str:

@@ -184,6 +184,15 @@ class Distilled(OneShot):
             kept = (STUDENT, MOMENTUM)
             state = State({name: group for name, group in state.groups.items() if name in kept}, facts)
         self.watch, self.trail = Stopwatch(ctx.device.torch, facts["work"]), None
+        try:
+            yield from self._states(ctx, state, members, student, facts)
+        except Diverged as error:
+            error.made = State(*self._shown())
+            raise
+
+    def _states(
+        self, ctx: Context, state: State, members: list[Member], student: Student, facts: dict[str, Any]
+    ) -> Iterator[State]:
         with ctx.progress.task(self.name, self.settings.epochs, facts["epoch"]) as advance:
             for found in self.epochs(ctx, state, members, student, facts["epoch"]):
                 if isinstance(found, Midway):
@@ -196,9 +205,13 @@ class Distilled(OneShot):
                 if exploded(groups[STUDENT]):
                     number = facts["epoch"] + isinstance(found, Midway)  # of the epoch that is being done
                     raise Diverged(f"{self.name}: the student diverged in epoch {number}; use a smaller lr")
-                if self.trail is not None:
-                    groups, facts = {**groups, **self.trail.groups()}, {**facts, **self.trail.facts()}
-                yield State(groups, {**facts, "work": self.watch.record()})
+                shown, told = self._shown()
+                yield State({**groups, **shown}, {**facts, **told})
+
+    def _shown(self) -> tuple[Groups, dict[str, Any]]:
+        """For the report: images on their way, and how long the parts have taken."""
+        groups, facts = ({}, {}) if self.trail is None else (self.trail.groups(), self.trail.facts())
+        return groups, {**facts, "work": self.watch.record()}
 
     @abstractmethod
     def epochs(self, ctx: Context, state: State, members: list[Member], student: Student, begun: int) -> Epochs:

@@ -46,7 +46,7 @@ from pydantic import Field
 from torch import Tensor
 
 from wardround.data.federation import Site
-from wardround.errors import BadInput
+from wardround.errors import BadInput, Diverged
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.payload import Group, Payload, network_groups
 from wardround.learn.fit import Fit, Objective, Recipe, Step, Teacher
@@ -169,6 +169,13 @@ class FedBiCross(OneShot):
         if CROSS not in state.groups:
             state = self.clustered(ctx, members, answers)
         stage = StageTwo(ctx, self.settings.at(ctx.study.size), state, members)
+        try:
+            yield from self._states(ctx, stage, state)
+        except Diverged as error:
+            error.made = State(*stage.shown())
+            raise
+
+    def _states(self, ctx: Context, stage: StageTwo, state: State) -> Iterator[State]:
         total, begun = self.settings.trajectories, state.facts["trajectory"]
         label = f"{self.name}: trajectories of {len(stage.clusters)} clusters"
         with ctx.progress.task(label, total, begun) as advance:
@@ -205,7 +212,11 @@ class FedBiCross(OneShot):
         if len(members) < s.clusters:
             ctx.note(f"{s.clusters} clusters were asked for, but there are only {len(members)} models")
         elif found.count < s.clusters:
-            ctx.note(f"{s.clusters} clusters were asked for, but only {found.count} models differ{self._as_compared()}")
+            differ = f"only {found.count} models differ" if found.count > 1 else "no two models differ"
+            ctx.note(f"{s.clusters} clusters were asked for, but {differ}{self._as_compared()}")
+        elif not s.clusters and found.count == 1:
+            why = "fewer than three models" if len(members) < 3 else f"no two models differ{self._as_compared()}"
+            ctx.note(f"all sites are one cluster: there is nothing to choose from with {why}")
         cross = torch.full((found.count, found.count), 1 / found.count, dtype=torch.float64)
         if s.cross == "intra":
             cross = torch.eye(found.count, dtype=torch.float64)

@@ -32,6 +32,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from wardround.errors import BadInput
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay, each
 from wardround.methods.base import Context
@@ -39,6 +40,7 @@ from wardround.methods.distilled import Distilled, DistilledSettings, Epochs, Gr
 from wardround.methods.parts import Parts
 from wardround.methods.state import State
 from wardround.settings import Share
+from wardround.study import Study
 from wardround.synthesis.gallery import Trail
 from wardround.synthesis.inversion import Synthesis, balanced_labels
 from wardround.synthesis.memory import Memory
@@ -66,6 +68,14 @@ class FedISCA(Distilled):
         follow: Share = 0.9
         learn_from: Literal["trajectory", "images", "noise"] = "trajectory"
         reuse: bool = False
+
+    def check(self, study: Study) -> None:
+        """What any synthesis needs; and noise, if there is to be adaptation to it."""
+        super().check(study)
+        if self.settings.learn_from == "images" and self.settings.adaptation != "none":
+            raise BadInput(
+                f"{self.name} adapts to noise, and its last images have none; set {self.name}.adaptation to none, too"
+            )
 
     def epochs(self, ctx: Context, state: State, members: list[Member], student: Student, begun: int) -> Epochs:
         """Algorithm 1, lines 3 to 21."""
@@ -153,9 +163,7 @@ class _AtWork:
     def _steps_back(self) -> int:
         """How many steps of adaptation are felt at the end of it."""
         s = self.settings
-        if s.adaptation != "ema" or s.learn_from == "images":  # adapted teachers are not asked
-            return 0
-        return min(int(s.steps), felt(s.follow, self.precision))
+        return min(int(s.steps), felt(s.follow, self.precision)) if s.adaptation == "ema" else 0
 
     def _follow(self, number: int) -> None:
         """Eq. 7, backwards; the first of the steps that are felt is that many from the noise."""
@@ -165,7 +173,7 @@ class _AtWork:
         """Eq. 8, forwards."""
         s = self.settings
         place = s.steps - 1 if s.learn_from == "images" else number
-        left = 0.0 if s.adaptation == "none" or s.learn_from == "images" else 1 - (number + 1) / s.steps
+        left = 0.0 if s.adaptation == "none" else 1 - (number + 1) / s.steps
         noise = torch.full((), left, device=self.labels.device)
         self.learn(self.memory.images(place), noise, *self._answers(place))
 

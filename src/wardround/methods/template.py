@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from wardround.data.federation import Site
-from wardround.errors import BadInput, RunFailed, SiteFailed
+from wardround.errors import BadInput, Diverged, RunFailed, SiteFailed
 from wardround.exchange.bundle import COUNTERS, PARAMETERS, SIZE, STATISTICS, Bundle, Kind
 from wardround.exchange.payload import SIZE_GROUP, Group, Payload, network_groups
 from wardround.learn.fit import Fit, Fitted, Objective, Teacher
@@ -275,7 +275,10 @@ def average(
     culprits = {site for site in weights if not _finite(answers[site], broken)}
     if note is None or not culprits or not any(weights[site] > 0 for site in weights.keys() - culprits):
         who = ", ".join(sorted(culprits)) or "the sites together"
-        raise RunFailed(f"the average of {broken[0]} is not finite; {who} sent NaN or infinity")
+        raise Diverged(  # to go on would lead here again
+            f"the average of {broken[0]} is not finite; {who} sent NaN or infinity; use a smaller train.lr, or set "
+            "train.clip_norm"
+        )
     for site in sorted(culprits):
         note(f"{where(answers[site])} is refused: it holds NaN or infinite values")
     return average(answers, lambda answer: 0.0 if answer.envelope.site in culprits else weigh(answer))

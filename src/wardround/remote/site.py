@@ -308,7 +308,7 @@ class SiteDesk:
             {
                 "label": label,
                 "value": value,
-                "definition": f"this site's own model on the {home.images:,} test images of the site: {what}{beware}",
+                "definition": f"this model on the {home.images:,} test images of the site: {what}{beware}",
             }
             for label, value, what in (
                 ("accuracy", home.accuracy, "the share of right answers"),
