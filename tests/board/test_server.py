@@ -269,6 +269,20 @@ def test_hostile_names_and_contents_are_only_text(tmp_path: Path) -> None:
         assert "odd\ufffd name?#%2e" in ask(server, "/")[2].decode()
 
 
+def test_a_run_with_impossible_numbers_hides_no_other(tmp_path: Path) -> None:
+    finished(tmp_path, "good")
+    huge = 10**400
+    totals = [{"method": "fedavg", "direction": "up", "bytes": 1e308}] * 3
+    finished(tmp_path, "odd", seconds={"fedavg": huge}, ledger={"totals": totals}, created="0001-01-01T00:00:00+23:59")
+    Study(tmp_path / "live").append({"kind": "round", "round": huge, "seconds": huge}, row(huge, huge))
+    Study(tmp_path / "done").append(row(0, 1e15), row(1, 1e15))
+    (tmp_path / "done/result.json").write_text('{"schema_version": 1, "methods": ["fedavg"]}')
+    with serving(tmp_path) as server:
+        assert "good" in ask(server, "/")[2].decode()
+        for name in ("odd", "live", "done"):
+            assert ask(server, f"/run/{name}")[0] == 200
+
+
 def test_a_place_it_cannot_listen_on_is_told(board: Server, folder: Path) -> None:
     with pytest.raises(BadInput, match=r"cannot listen on 127\.0\.0\.1, port .*; choose another --host or --port"):
         Server(Board(folder), "127.0.0.1", board.server_port)

@@ -317,6 +317,19 @@ def test_the_command_is_printed_whole() -> None:
     assert re.sub(r"</?span>", "", code) == "wardround run --method fedavg --set a=b"
 
 
+@pytest.mark.parametrize("number", [10**400, -(10**400), 1e308, 1e15, 2**63 - 1], ids="abcde")
+def test_no_number_is_too_large_for_a_page(number: float) -> None:
+    whole = compare_result(rounds=2)
+    for part, field in (("rows", "value"), ("headlines", "value"), ("rounds", "bytes"), ("seconds", "local")):
+        result = copy.deepcopy(whole)
+        for record in [result[part]] if isinstance(result[part], dict) else result[part]:
+            record[field] = number
+        Page(render(result))
+    for record in whole["ledger"]["totals"]:
+        record["bytes"] = number
+    Page(render({**whole, "created": "9999-12-31T23:59:59-23:00"}))
+
+
 @pytest.mark.parametrize("version", [None, 0, 2, "1"])
 def test_another_schema_is_refused_in_one_line(version: Any) -> None:
     with pytest.raises(BadInput, match=r"schema_version .* write its report with the version that made it") as caught:

@@ -43,6 +43,7 @@ def test_moments_are_shown_in_utc_and_other_text_as_it_is() -> None:
     assert values.moment("2026-11-01T00:30:00+02:00") == "31 October 2026, 22:30 UTC"
     assert values.moment("2026-11-05T10:00:00") == "5 November 2026, 10:00"
     assert values.moment("yesterday") == "yesterday"
+    assert values.moment("0001-01-01T00:00:00+23:59") == "0001-01-01T00:00:00+23:59"  # no such day in UTC
 
 
 def test_a_figure_is_shown_as_its_name_wants() -> None:
@@ -64,9 +65,11 @@ def test_more_is_better_for_some_figures_only() -> None:
     assert not any(map(values.is_ranked, ("deviation_shared_global", "rounds_to_convergence", "loss")))
 
 
-def test_only_finite_numbers_count() -> None:
-    assert [values.as_number(v) for v in (1, 0.5, True, "1", None, math.nan, math.inf)] == [1.0, 0.5] + [None] * 5
-    assert values.as_count(math.nan) == 0
+def test_only_numbers_that_can_be_shown_count() -> None:
+    others = (True, "1", None, math.nan, math.inf, -math.inf, 1e300, 10**400, -(10**400))
+    assert [values.as_number(v) for v in (1, 0.5, *others)] == [1.0, 0.5] + [None] * len(others)
+    assert [values.as_count(v) for v in (math.nan, 10**400, 2.0)] == [0, 0, 2]
+    assert values.as_count(2**63 - 1) == 2**63 - 1  # the largest seed
     assert values.mean_of([0.25, None, 0.75]) == 0.5
     assert values.mean_of([None]) is None
 

@@ -169,8 +169,11 @@ def runs_of(points: Sequence[tuple[float, float | None]]) -> list[list[Spot]]:
 
 
 def round_ticks(low: float, high: float, count: int, whole: bool = False) -> list[float]:
-    """Round numbers that enclose low to high: about `count` steps of 1, 2 or 5 times a power of ten."""
-    raw = max(high - low, 1e-3) / count
+    """Round numbers that enclose low to high: about `count` steps of 1, 2 or 5 times a power of ten.
+
+    No step is too small to tell two of so large numbers apart.
+    """
+    raw = max(high - low, 1e-3, 1e-12 * max(abs(low), abs(high))) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
     step = max(step, 1.0) if whole else step

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 UNDEFINED = "–"
+MOST = 2.0**64  # no count, seed or time of ours is as large; what is can neither be added up nor drawn
 
 
 def as_dict(value: Any) -> dict[str, Any]:
@@ -37,16 +37,15 @@ def as_text(value: Any) -> str:
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number, or None: JSON has no NaN, and Python writes one all the same."""
+    """A number of a size that can be shown, or None: JSON has no NaN, and Python writes one all the same."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) if -MOST < value < MOST else None
 
 
 def as_count(value: Any) -> int:
-    """A whole number, 0 where there is none."""
-    found = as_number(value)
-    return 0 if found is None else int(found)
+    """A whole number, to its last digit (a seed may have nineteen); 0 where there is none."""
+    return 0 if as_number(value) is None else int(value)
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
@@ -116,11 +115,11 @@ def moment(stamp: str) -> str:
     """An ISO time as a date a person reads, in UTC; as it is where it is no ISO time."""
     try:
         when = datetime.fromisoformat(stamp)
-    except ValueError:
+        if when.tzinfo is None:
+            return f"{when.day} {when:%B %Y, %H:%M}"
+        when = when.astimezone(UTC)
+    except (ValueError, OverflowError):  # the second: there is no such day in UTC
         return stamp
-    if when.tzinfo is None:
-        return f"{when.day} {when:%B %Y, %H:%M}"
-    when = when.astimezone(UTC)
     return f"{when.day} {when:%B %Y, %H:%M} UTC"
 
 
