@@ -159,6 +159,44 @@ def test_without_a_quorum_the_run_ends_and_can_go_on(three: World) -> None:
     assert three.said[-1] == "study tiny is over"
 
 
+def test_a_later_round_without_any_answer_ends_the_run_too(tmp_path: Path) -> None:
+    three = world(tmp_path, agreement("fedavg", rounds=2, quorum=2))
+
+    def once(at: World, node: Node, call: Call) -> Reply | None:
+        assert at.time < 100  # or it waits without end
+        return as_it_should(at, node, call) if Parties(at.root, at.agreed).hub().standing().round == 0 else None
+
+    three.acts = dict.fromkeys(SITES, once)
+    with pytest.raises(BadInput, match=r"^quorum: round 2 has 0 of the 2 .*; start the run again to go on from here$"):
+        three.play(round_seconds=20.0)
+    three.acts.clear()
+    three.play()
+    assert three.said[-1] == "study tiny is over"
+
+
+def test_a_round_that_has_nobody_left_to_ask_ends_the_run(tmp_path: Path) -> None:
+    """One site is asked in a round; in the second one it withdraws."""
+    three = world(tmp_path, agreement("fedavg", rounds=2, quorum=1, participants=0.34))
+
+    class Said(list[str]):
+        def append(self, line: str) -> None:
+            assert len(self) < 100  # or it says the same without end
+            super().append(line)
+
+    three.said = Said()
+
+    def leave(at: World, node: Node, call: Call) -> Reply | None:
+        hub = Parties(at.root, at.agreed).hub()
+        if call.do == ANSWER and hub.standing().round == 1:
+            hub.withdraw(next(name for name, known in NODES.items() if known.number == node.number))
+            return None
+        return as_it_should(at, node, call)
+
+    three.acts = dict.fromkeys(SITES, leave)
+    with pytest.raises(BadInput, match=r"^quorum: no site is left in round 2; make a new study"):
+        three.play(round_seconds=20.0)
+
+
 def test_the_quorum_is_enough_where_nobody_waits_for_all(three: World) -> None:
     three.acts[THREE] = silent
     three.play(wait_for_all=False, round_seconds=1000)

@@ -88,6 +88,8 @@ class Conductor:
                 self._wait_for_the_folder()
                 try:
                     self.hub.step(now=True)
+                    if self._still_open(current) and (reason := self.hub.standing().refusal):
+                        raise reason  # nothing came: the step has handed out once more what is in the outbox
                 except BadInput as error:
                     raise BadInput(f"{error}; start the run again to go on from here") from error
             self._deliver()
