@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wardround.files import write_atomically
+from wardround.files import write_atomically, write_for_owner
 
 
 def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
@@ -46,3 +46,19 @@ def test_a_failed_rename_leaves_nothing_behind(tmp_path: Path) -> None:
         write_atomically(place, b"new")
     assert os.listdir(tmp_path) == ["taken"]
     assert (place / "inner").is_dir()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has neither such links nor such modes")
+def test_what_lies_in_the_place_of_the_unfinished_file_is_neither_followed_nor_used(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"mine")
+    for write in (write_atomically, write_for_owner):
+        path = tmp_path / "report.html"
+        planted = tmp_path / f".report.html.{os.getpid()}.part"
+        planted.symlink_to(other)
+        write(path, b"page")
+        assert (path.read_bytes(), other.read_bytes(), path.is_symlink()) == (b"page", b"mine", False)
+        planted.touch()
+        planted.chmod(0o666)
+        write(path, b"page")
+    assert path.stat().st_mode & 0o777 == 0o600  # what was there could be read by all

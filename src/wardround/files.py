@@ -13,8 +13,12 @@ from wardround.errors import BadInput, RunFailed, WardroundError
 
 @contextmanager
 def whole_or_not(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write to; what is there at the end of the block becomes `path` in one rename."""
+    """A place beside `path` to write to; what is there at the end of the block becomes `path` in one rename.
+
+    What lies in that place before goes: in a folder from elsewhere it may be a link to any file of this machine.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)
     try:
         yield part
         with part.open("rb+") as file:
@@ -33,7 +37,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_for_owner(path: Path, data: bytes) -> None:
     """The same, readable by its owner alone: what shows patients' images."""
-    with whole_or_not(path) as part, open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with whole_or_not(path) as part, open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
 
 
