@@ -174,6 +174,7 @@ def test_a_board_for_others_knows_addresses_and_its_own_name(folder: Path) -> No
         "/api/run/",
         "/compare?run=..%2f..%2fsecret.txt",
         "/run/" + "a" * 5000,
+        "http://[",
     ],
 )
 def test_nothing_but_runs_and_their_reports_is_served(board: Server, path: str) -> None:

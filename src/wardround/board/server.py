@@ -63,7 +63,10 @@ class Board:
 
     def answer(self, address: str) -> Answer:
         """The answer to a GET."""
-        parts = urlsplit(address)
+        try:
+            parts = urlsplit(address)
+        except ValueError:  # what no browser sends, such as http://[
+            return _missing("There is no such address.")
         _, _, path = parts.path.partition("/")
         head, _, rest = path.partition("/")
         if path == "":
