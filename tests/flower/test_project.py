@@ -190,6 +190,27 @@ def test_certificates_name_the_host_and_hold(tmp_path: Path) -> None:
     assert (tmp_path / CA).read_bytes() == authority.public_bytes(Encoding.PEM)
 
 
+def test_an_authority_is_never_replaced(tmp_path: Path) -> None:
+    make_certificates(tmp_path, ["localhost"])
+    before = {name: (tmp_path / name).read_bytes() for name in (CA, CA_KEY, SERVER, SERVER_KEY)}
+    (tmp_path / CA_KEY).rename(tmp_path / "elsewhere")  # where the advice is to keep it
+    with pytest.raises(BadInput, match=r"ca\.crt is here without its key; bring ca\.key back"):
+        make_certificates(tmp_path, ["localhost"])
+    for damaged in (b"", before[CA]):
+        (tmp_path / CA_KEY).write_bytes(damaged)
+        with pytest.raises(BadInput, match=r"ca\.crt or ca\.key in .* cannot be read; restore it"):
+            make_certificates(tmp_path, ["localhost"])
+    assert {name: (tmp_path / name).read_bytes() for name in (CA, SERVER, SERVER_KEY)} == {
+        name: data for name, data in before.items() if name != CA_KEY
+    }
+    (tmp_path / "elsewhere").replace(tmp_path / CA_KEY)
+    (tmp_path / CA).unlink()  # as where the first run was stopped before it was written
+    make_certificates(tmp_path, ["localhost"])
+    authority, server = (x509.load_pem_x509_certificate((tmp_path / name).read_bytes()) for name in (CA, SERVER))
+    server.verify_directly_issued_by(authority)
+    assert (tmp_path / CA_KEY).read_bytes() == before[CA_KEY]
+
+
 @pytest.mark.skipif(os.name != "posix", reason="Windows has other permissions")
 def test_private_halves_are_their_owners(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["localhost"])

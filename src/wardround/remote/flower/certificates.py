@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wardround.errors import BadInput
 from wardround.exchange.keys import place_for_public
-from wardround.files import disk_errors, whole_or_not
+from wardround.files import disk_errors, write_atomically, write_for_owner
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -28,23 +27,12 @@ DAYS_OF_CA, DAYS_OF_SERVER = 3650, 397
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> list[Path]:
     """An authority, where the folder has none yet, and a certificate for a SuperLink that is reached as `hosts`."""
-    from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     names = [_general_name(host) for host in dict.fromkeys([*hosts, *THIS_MACHINE])]
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    if (folder / CA_KEY).exists():
-        authority = x509.load_pem_x509_certificate((folder / CA).read_bytes())
-        signer = load_pem_private_key((folder / CA_KEY).read_bytes(), password=None)
-        if not isinstance(signer, ec.EllipticCurvePrivateKey):
-            raise BadInput(f"{folder / CA_KEY} is not a key that this program made; use another folder")
-    else:
-        signer = ec.generate_private_key(ec.SECP384R1())
-        authority = _authority(signer)
-        _write_private(folder / CA_KEY, _pem(signer))
-        _write(folder / CA, _certificate_pem(authority))
+    authority, signer = _authority_in(folder)
     key = ec.generate_private_key(ec.SECP384R1())
     _write_private(folder / SERVER_KEY, _pem(key))
     _write(folder / SERVER, _certificate_pem(_server(key, names, authority, signer)))
@@ -65,6 +53,27 @@ def make_node_key(path: Path) -> Path:
     _write_private(path, private)
     _write(place, public + b"\n")
     return place
+
+
+def _authority_in(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """The folder's authority, made where it has none; never another one in the place of one that hospitals know."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    if (folder / CA).exists() and not (folder / CA_KEY).exists():
+        raise BadInput(f"{folder / CA} is here without its key; bring {CA_KEY} back, or use another folder")
+    if not (folder / CA_KEY).exists():
+        _write_private(folder / CA_KEY, _pem(ec.generate_private_key(ec.SECP384R1())))
+    try:
+        signer = load_pem_private_key((folder / CA_KEY).read_bytes(), password=None)
+        if not isinstance(signer, ec.EllipticCurvePrivateKey):
+            raise BadInput(f"{folder / CA_KEY} is not a key that this program made; use another folder")
+        if not (folder / CA).exists():
+            _write(folder / CA, _certificate_pem(_authority(signer)))
+        return x509.load_pem_x509_certificate((folder / CA).read_bytes()), signer
+    except (OSError, ValueError, TypeError) as error:  # TypeError: the key has a password
+        raise BadInput(f"{CA} or {CA_KEY} in {folder} cannot be read; restore it, or use another folder") from error
 
 
 def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
@@ -148,14 +157,10 @@ def _certificate_pem(certificate: x509.Certificate) -> bytes:
 
 def _write_private(path: Path, data: bytes) -> None:
     """For its owner's eyes only, from the first byte on."""
-
-    def for_owner(file: str, flags: int) -> int:
-        return os.open(file, flags, 0o600)
-
-    with disk_errors(path), whole_or_not(path) as part, open(part, "wb", opener=for_owner) as file:
-        file.write(data)
+    with disk_errors(path):
+        write_for_owner(path, data)
 
 
 def _write(path: Path, data: bytes) -> None:
-    with disk_errors(path), whole_or_not(path) as part:
-        part.write_bytes(data)
+    with disk_errors(path):
+        write_atomically(path, data)
