@@ -219,16 +219,29 @@ def reopen(path: Path, progress: Silent) -> Job:
     """The job of a directory that was stopped, with its data read and checked again."""
     if not (path / SETTINGS).is_file():
         raise BadInput(f"{path} is not the directory of a run: it has no {SETTINGS}; check the path")
-    settings = validate(_read_json(path / SETTINGS, dict))
+    settings = validate(read_json(path / SETTINGS, dict))
     comparison = path / COMPARISON
     listed: list[dict[str, Any]] = [{"method": settings.method, "set": settings.set}]
     if comparison.is_file():
-        listed = _read_json(comparison, list)
+        listed = read_json(comparison, list)
     _check_policies(settings)
     prepared = prepare(settings, [(entry["method"], entry["set"]) for entry in listed], progress, agreed_in(path))
-    if _read_json(path / DATA, dict) != results.describe_data(prepared.federation):
+    if read_json(path / DATA, dict) != results.describe_data(prepared.federation):
         raise BadInput(f"the images or the partition have changed since {path} was begun; use the same data")
     return Job(path, prepared, comparison.is_file(), progress)
+
+
+def prepare_again(
+    path: Path, settings: Settings, methods: Sequence[tuple[str, dict[str, Any]]], progress: Silent
+) -> Prepared:
+    """What a finished run was made from, read again; images that are not the run's are refused."""
+    prepared = prepare(settings, methods, progress, agreed_in(path))
+    if not results.is_of(prepared.federation, read_json(path / DATA, dict)):
+        raise BadInput(
+            f"these are not the images of {path}: their hashes differ from its {DATA}; name the run's own images with "
+            "--data"
+        )
+    return prepared
 
 
 def agreed_in(path: Path) -> Agreement | None:
@@ -254,7 +267,7 @@ def read_result(path: Path) -> dict[str, Any]:
                 raise BadInput(f"{path} has no {RESULT}: {last['text']} in a new run")
         again = f"wardround resume {shlex.quote(str(path))}"
         raise BadInput(f"{path} has no {RESULT}; if a run was stopped there, go on with: {again}")
-    found: dict[str, Any] = _read_json(file, dict)
+    found: dict[str, Any] = read_json(file, dict)
     if found.get("schema_version") != results.SCHEMA_VERSION:
         raise BadInput(f"{file} is not a result this version can read (schema_version {results.SCHEMA_VERSION})")
     return found
@@ -362,11 +375,14 @@ def _free_path(settings: Settings, what: str) -> Path:
         return next(path for path in numbered if not path.exists())
 
 
-def _read_json(path: Path, kind: type) -> Any:
+def read_json(path: Path, kind: type) -> Any:
+    """What a run's directory holds under this name; a directory may come from anywhere."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(found, kind):
             raise ValueError("it does not hold what wardround wrote")
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read: {error}; start the run again in a new directory") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(
+            f"{path} cannot be read: {error}; give the directory of a run, or start the run again in a new directory"
+        ) from error
     return found

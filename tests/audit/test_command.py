@@ -163,9 +163,11 @@ def test_refusals_of_a_run(here: Path, capsys: Captured) -> None:
 
 
 def test_a_comparison_is_audited_method_by_method(here: Path, capsys: Captured) -> None:
-    (here / "both").mkdir()
-    (here / "both/comparison.json").write_text('[{"method": "local", "set": {}}]')
-    assert "audit one of them: both/local" in refused(capsys, "both", *FAST)
+    for method in ("fedavg", "local"):
+        (here / "both" / method).mkdir(parents=True)
+        (here / "both" / method / "settings.json").touch()
+    (here / "both/comparison.json").touch()
+    assert "audit one of them: both/fedavg, both/local" in refused(capsys, "both", *FAST)
 
 
 # Parcels --------------------------------------------------------------------------------------------------------------

@@ -221,6 +221,12 @@ def test_a_result_of_another_version_is_refused(found: Any, tmp_path: Path) -> N
         run.read_result(tmp_path)
 
 
+def test_a_result_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text("[" * 100_000)
+    with pytest.raises(BadInput, match=r"result\.json cannot be read: .*; give the directory of a run"):
+        run.read_result(tmp_path)
+
+
 def test_the_report_can_be_made_again(tmp_path: Path) -> None:
     finished(tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_bytes()

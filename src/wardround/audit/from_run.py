@@ -8,7 +8,6 @@ that stays at the site is attacked as if it did: that is what a stolen copy woul
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +33,6 @@ from wardround.privacy.plan import is_on
 from wardround.privacy.secret import FILE, keep_secret
 from wardround.progress import Silent
 from wardround.record import deployed, gallery
-from wardround.record.result import is_of
 from wardround.record.rundir import RunDir
 from wardround.settings import Settings, validate
 from wardround.study import Study
@@ -60,16 +58,11 @@ class FinishedRun:
 def open_run(path: Path, data: str | None, site: str | None, progress: Silent) -> FinishedRun:
     """The run in this directory; images that are not the run's are refused, since figures on others mean nothing."""
     if (path / run.COMPARISON).is_file():
-        methods = json.loads((path / run.COMPARISON).read_text(encoding="utf-8"))
-        raise BadInput(f"{path} compares several methods; audit one of them: {path / str(methods[0]['method'])}")
+        runs = ", ".join(str(inner.parent) for inner in sorted(path.glob(f"*/{run.SETTINGS}")))
+        raise BadInput(f"{path} compares several methods; audit one of them: {runs}")
     run.read_result(path)
-    settings = _with_data(validate(_read(path / run.SETTINGS)), data, site)
-    prepared = run.prepare(settings, [(settings.method, settings.set)], progress, run.agreed_in(path))
-    if not is_of(prepared.federation, _read(path / run.DATA)):
-        raise BadInput(
-            f"these are not the images of {path}: their hashes differ from its {run.DATA}; name the run's own images "
-            "with --data"
-        )
+    settings = _with_data(validate(run.read_json(path / run.SETTINGS, dict)), data, site)
+    prepared = run.prepare_again(path, settings, [(settings.method, settings.set)], progress)
     (method,) = prepared.methods
     study = prepared.study.with_method(method.name, method.settings.model_dump(mode="json"))
     return FinishedRun(path, study, prepared.federation, method)
@@ -212,13 +205,3 @@ def _with_data(settings: Settings, data: str | None, site: str | None) -> Settin
         raise BadInput("this run has a file for each site; say with --site whose images --data names")
     files = {**settings.data.files, site: data}
     return settings.model_copy(update={"data": settings.data.model_copy(update={"files": files})})
-
-
-def _read(path: Path) -> dict[str, object]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read; give the directory of a finished run") from error
-    if not isinstance(found, dict):
-        raise BadInput(f"{path} does not hold what wardround wrote; give the directory of a finished run")
-    return found

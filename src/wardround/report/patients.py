@@ -6,7 +6,6 @@ The images are read again from where the run's settings find them, and must be t
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from wardround import run
 from wardround.errors import BadInput
 from wardround.files import disk_errors, write_for_owner
 from wardround.progress import Silent
-from wardround.record.result import is_of
 from wardround.report.gallery import galleries_view
 from wardround.report.page import render
 from wardround.report.real import RealImages
@@ -51,13 +49,8 @@ def _check_galleries(result: dict[str, Any], folder: Path) -> None:
 
 
 def _images(folder: Path, data: str | None, progress: Silent) -> RealImages:
-    settings = _settings(validate(_read(folder / run.SETTINGS)), data)
-    federation = run.prepare(settings, [], progress, run.agreed_in(folder)).federation
-    if not is_of(federation, _read(folder / run.DATA)):
-        raise BadInput(
-            f"these are not the images of {folder}: their hashes differ from its {run.DATA}; name the run's own images "
-            "with --data"
-        )
+    settings = _settings(validate(run.read_json(folder / run.SETTINGS, dict)), data)
+    federation = run.prepare_again(folder, settings, [], progress).federation
     return RealImages({site.name: site.train for site in federation.sites})
 
 
@@ -73,15 +66,3 @@ def _settings(settings: Settings, data: str | None) -> Settings:
         images = images.model_copy(update={"source": data})
     model = settings.model.model_copy(update={"weights": None})
     return settings.model_copy(update={"data": images, "model": model, "device": "cpu"})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(
-            f"{path} cannot be read, so the run's images cannot be found; give the directory of a finished run"
-        ) from error
-    if not isinstance(found, dict):
-        raise BadInput(f"{path} does not hold what wardround wrote; give the directory of a finished run")
-    return found
