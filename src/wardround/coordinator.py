@@ -24,7 +24,7 @@ from wardround.files import disk_errors
 from wardround.learn.device import Device
 from wardround.learn.fit import Fit, Fitted
 from wardround.learn.predictor import Predictor
-from wardround.learn.side_by_side import Outcome, count_steps, train_many
+from wardround.learn.side_by_side import Outcome, all_fitted, count_steps, train_many
 from wardround.learn.store import FitStore
 from wardround.methods.base import Context, Method
 from wardround.methods.state import State
@@ -251,13 +251,7 @@ class Coordinator:
         return [outcomes[i] for i in range(len(fits))]
 
     def _train_or_fail(self, fits: list[Fit]) -> list[Fitted]:
-        """Training for the coordinator itself: there is no other site to go on with."""
-        results = []
-        for outcome in self._train(fits):
-            if isinstance(outcome, SiteFailed):
-                raise (Diverged if isinstance(outcome, SiteDiverged) else RunFailed)(str(outcome))
-            results.append(outcome)
-        return results
+        return all_fitted(self._train(fits))
 
     def _log_fit(self, fit: Fit, outcome: Outcome, reused: bool) -> None:
         row: dict[str, Any] = {"kind": "fit", "label": fit.label, "reused": reused}

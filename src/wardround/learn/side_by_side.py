@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import as_completed, wait
 from contextlib import ExitStack, suppress
 
 import torch
 
-from wardround.errors import SiteFailed
+from wardround.errors import Diverged, RunFailed, SiteDiverged, SiteFailed
 from wardround.learn.captured import CapturedSteps
 from wardround.learn.device import Device, worker_pool
 from wardround.learn.fit import Fit, Fitted, Objective
@@ -38,6 +38,16 @@ def train_many(fits: list[Fit], device: Device, on_step: Callable[[], None] = la
     if len(fits) == 1 or device.workers == 1:
         return [_outcome(fit, device.torch, on_step) for fit in fits]
     return _on_threads(fits, device, on_step)
+
+
+def all_fitted(outcomes: Iterable[Outcome]) -> list[Fitted]:
+    """What training for the coordinator itself came to: there is no other site to go on with."""
+    found = []
+    for outcome in outcomes:
+        if isinstance(outcome, SiteFailed):
+            raise (Diverged if isinstance(outcome, SiteDiverged) else RunFailed)(str(outcome))
+        found.append(outcome)
+    return found
 
 
 def _outcome(fit: Fit, device: torch.device, on_step: Callable[[], None]) -> Outcome:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from wardround.errors import Diverged, RunFailed, SiteDiverged, SiteFailed
+from wardround.errors import SiteFailed
 from wardround.exchange.inprocess import step_together
 from wardround.learn.device import Device, one_thread_per_worker
 from wardround.learn.fit import Fit, Fitted
 from wardround.learn.resumable import train_resumable
-from wardround.learn.side_by_side import Outcome, count_steps
+from wardround.learn.side_by_side import Outcome, all_fitted, count_steps
 from wardround.methods.base import Context, Work
 from wardround.progress import NO_PROGRESS, Silent
 from wardround.study import Study
@@ -77,10 +77,4 @@ class Workplace:
         return fitted
 
     def _train_or_fail(self, fits: list[Fit]) -> list[Fitted]:
-        """Training for the coordinator itself."""
-        results = []
-        for outcome in self._train_all(fits):
-            if isinstance(outcome, SiteFailed):
-                raise (Diverged if isinstance(outcome, SiteDiverged) else RunFailed)(str(outcome))
-            results.append(outcome)
-        return results
+        return all_fitted(self._train_all(fits))
