@@ -23,7 +23,7 @@ from wardround.files import whole_or_not
 
 Groups = Mapping[str, Mapping[str, Tensor]]
 RECORD = "wardround"
-_DTYPE_NAMES = {  # in the order in which safetensors lays tensors out
+DTYPE_NAMES = {  # in the order in which safetensors lays tensors out
     torch.int64: "I64",
     torch.float64: "F64",
     torch.float32: "F32",
@@ -35,7 +35,7 @@ _DTYPE_NAMES = {  # in the order in which safetensors lays tensors out
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_LAYOUT_ORDER = {dtype: place for place, dtype in enumerate(_DTYPE_NAMES)}
+_LAYOUT_ORDER = {dtype: place for place, dtype in enumerate(DTYPE_NAMES)}
 
 
 def flatten(groups: Groups) -> dict[str, Tensor]:
@@ -62,8 +62,8 @@ def unflatten(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 
 
 def _of_known_type(tensor: Tensor, path: str) -> Tensor:
-    if tensor.dtype not in _DTYPE_NAMES:
-        raise BadInput(f"tensor {path[:80]!r} is {tensor.dtype}; tensor files hold {', '.join(_DTYPE_NAMES.values())}")
+    if tensor.dtype not in DTYPE_NAMES:
+        raise BadInput(f"tensor {path[:80]!r} is {tensor.dtype}; tensor files hold {', '.join(DTYPE_NAMES.values())}")
     return tensor
 
 
@@ -137,7 +137,7 @@ def overhead_bytes(groups: Groups, record: Mapping[str, Any]) -> int:
 
     Worked out from names and shapes alone, so that the ledger is byte-exact without serialising; a property test
     compares it with the real length. Offsets grow in the order in which safetensors lays tensors out: by type (see
-    `_DTYPE_NAMES`), then by name.
+    `DTYPE_NAMES`), then by name.
     """
     tensors = sorted(flatten(groups).items(), key=lambda item: (_LAYOUT_ORDER[item[1].dtype], item[0]))
     header: dict[str, Any] = {"__metadata__": {RECORD: canonical(record)}}
@@ -145,7 +145,7 @@ def overhead_bytes(groups: Groups, record: Mapping[str, Any]) -> int:
     for path, tensor in tensors:
         end = offset + tensor.numel() * tensor.element_size()
         header[path] = {
-            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [offset, end],
         }

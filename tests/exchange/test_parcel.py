@@ -179,8 +179,8 @@ def test_any_bundle_makes_the_way(
 
 
 def test_every_type_of_tensor_makes_the_way(tmp_path: Path) -> None:
-    every = {str(dtype).removeprefix("torch."): torch.ones(3, dtype=dtype) for dtype in tensorfile._DTYPE_NAMES}
-    assert {name: tensorfile._DTYPE_NAMES[tensor.dtype] for name, tensor in every.items()} == TYPES
+    every = {str(dtype).removeprefix("torch."): torch.ones(3, dtype=dtype) for dtype in tensorfile.DTYPE_NAMES}
+    assert list(TYPES) == sorted(every)
     sent = Bundle(ENVELOPE, {"features": every})
     write_parcel(tmp_path / "x.parcel", sent, KEY, made=MADE)
     free = Payload(up=(Group("features", "", 1000),))

@@ -23,23 +23,13 @@ import torch
 from wardround.errors import BadInput
 from wardround.exchange.bundle import KINDS, NAME, Bundle, Envelope, Kind
 from wardround.exchange.keys import FINGERPRINT
-from wardround.tensorfile import canonical
+from wardround.tensorfile import DTYPE_NAMES, canonical
 
 Form = tuple[tuple[int, ...], str]  # a tensor's shape and type
 Table = dict[str, dict[str, Form]]
 
-TYPES = {  # the types of tensors that travel, as torch and as safetensors call them
-    "bfloat16": "BF16",
-    "bool": "BOOL",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "int8": "I8",
-    "uint8": "U8",
-}
+# The types of tensors that travel, as torch and as safetensors call them.
+TYPES = {name: DTYPE_NAMES[dtype] for name, dtype in sorted((str(t).removeprefix("torch."), t) for t in DTYPE_NAMES)}
 MOST_DIMENSIONS, MOST_ELEMENTS, MOST_ROUNDS = 16, 2**40, 2**31
 MOST_FIGURES = 100  # each is printed, and kept in the hub's record
 _LABEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9 ._/+-]{0,199}")  # tensors and metrics; never a path of anything

@@ -5,6 +5,7 @@ A site's policy, the text for an ethics board and the check of every bundle are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -87,16 +88,9 @@ def network_groups(spec: NetSpec, only: frozenset[str] | None = None) -> tuple[G
             if layout.groups[tensor] == name and (only is None or tensor in only)
         }
         if tensors:
-            bytes_ = sum(_numel(layout.shapes[tensor]) * layout.dtypes[tensor].itemsize for tensor in tensors)
+            bytes_ = sum(math.prod(layout.shapes[tensor]) * layout.dtypes[tensor].itemsize for tensor in tensors)
             found.append(Group(name, what, bytes_, tensors))
     return tuple(found)
 
 
 SIZE_GROUP = Group(SIZE, "how many images the site trained on", 8, {"images": ((), "int64")})
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    total = 1
-    for side in shape:
-        total *= side
-    return total
