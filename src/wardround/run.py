@@ -119,7 +119,7 @@ class Job:
                 inner = runs[method.name]
                 if not inner.exists():
                     again = study.with_method(named, study.settings.set)
-                    RunDir.create(inner, lambda part, study=again: self._open(part, study))  # type: ignore[misc]
+                    RunDir.create(inner, lambda part, study=again: self.write_opening(part, study))  # type: ignore[misc]
                 if not (inner / RESULT).is_file():
                     self._run(inner, study, method, FitStore(self.path / "fits"))
                 advance()
@@ -171,7 +171,7 @@ class Job:
         images = {site.name: len(site.train) for site in self.prepared.federation.sites}
         return delta_notes(privacy.delta, images) if trains_privately(privacy) else []
 
-    def _open(self, part: Path, study: Study) -> None:
+    def write_opening(self, part: Path, study: Study) -> None:
         """The opening files of a run directory."""
         write_json(part / SETTINGS, study.settings.model_dump(mode="json"))
         self.prepared.partition.save(part / PARTITION)
@@ -193,7 +193,7 @@ def begin_run(settings: Settings, out: Path | None, progress: Silent) -> Job:
     _check_policies(settings)
     prepared = prepare(settings, [(settings.method, settings.set)], progress)
     job = Job(out or _free_path(settings, prepared.methods[0].name), prepared, False, progress)
-    RunDir.create(job.path, lambda part: job._open(part, prepared.study))
+    RunDir.create(job.path, lambda part: job.write_opening(part, prepared.study))
     return job
 
 
@@ -208,7 +208,7 @@ def begin_comparison(
     job = Job(out or _free_path(settings, "compare"), prepared, True, progress)
 
     def fill(part: Path) -> None:
-        job._open(part, prepared.study)
+        job.write_opening(part, prepared.study)
         write_json(part / COMPARISON, [{"method": name, "set": own} for name, own in methods])
 
     RunDir.create(job.path, fill)

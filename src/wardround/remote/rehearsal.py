@@ -15,8 +15,7 @@ from wardround.agreement import Agreement, write_agreement
 from wardround.data.federation import Site
 from wardround.learn.device import Device
 from wardround.progress import NO_PROGRESS, Silent
-from wardround.record import result as results
-from wardround.record.rundir import RunDir, write_json
+from wardround.record.rundir import RunDir
 from wardround.settings import DataSettings, Settings
 from wardround.sitedata import all_sites
 from wardround.study import Study
@@ -41,15 +40,14 @@ def simulate(
     study = replace(study, settings=_settings(agreement, study, device, files or {}))
     prepared = run.Prepared(study, federation, partition, device, (method,), (method.name,))
 
+    job = run.Job(out, prepared, False, progress)
+
     def fill(part: Path) -> None:
-        write_json(part / run.SETTINGS, study.settings.model_dump(mode="json"))
+        job.write_opening(part, study)
         write_agreement(part / run.AGREEMENT, agreement)
-        partition.save(part / run.PARTITION)
-        write_json(part / run.DATA, results.describe_data(federation))
-        write_json(part / run.ENVIRONMENT, results.environment(device))
 
     RunDir.create(out, fill).close()
-    return run.Job(out, prepared, False, progress).finish()
+    return job.finish()
 
 
 def _settings(agreement: Agreement, study: Study, device: Device, files: Mapping[str, str]) -> Settings:
