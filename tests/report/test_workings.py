@@ -3,6 +3,7 @@
 import base64
 import copy
 import json
+import os
 import re
 from io import BytesIO
 from pathlib import Path
@@ -112,6 +113,15 @@ def test_a_damaged_gallery_is_noted_and_the_others_are_shown(tmp_path: Path) -> 
     html = render(result, tmp_path)
     assert "The images of fedisca cannot be shown: these bytes are not a wardround tensor file" in html
     assert len(pictures_of(html)) == 2 * 6 * 8
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such pipes")
+def test_a_pipe_in_the_place_of_a_gallery_is_not_waited_for(tmp_path: Path) -> None:
+    result = imaging_result(tmp_path)
+    (tmp_path / "fedisca" / "gallery.safetensors").unlink()
+    os.mkfifo(tmp_path / "fedisca" / "gallery.safetensors")
+    html = render(result, tmp_path)
+    assert "The images of fedisca cannot be shown: gallery.safetensors is not a plain file." in html
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ def write(run: Path, state: State) -> str | None:
 
 def read(path: Path) -> Gallery:
     """A gallery that can be shown; `BadInput` says why there is none."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for without end
+        raise BadInput(f"{path.name} is not a plain file")
     try:
         groups, record = tensorfile.from_bytes(path.read_bytes())
     except OSError as error:
