@@ -8,12 +8,11 @@ from wardround.agreement import read_agreement
 from wardround.audit.target import Target
 from wardround.errors import BadInput
 from wardround.exchange.bundle import SIZE, Bundle
-from wardround.exchange.parcel import read_manifest, read_parcel
 from wardround.learn.predictor import Member
 from wardround.methods.base import join_groups
 from wardround.models import spec_layout
 from wardround.progress import Silent
-from wardround.remote.rules import refusal
+from wardround.remote.inspection import read_any
 from wardround.remote.trust import Trust
 from wardround.sitedata import read_site
 
@@ -26,19 +25,12 @@ def target_of_parcel(path: Path, study_file: Path, data: str | None, site: str |
         raise BadInput(f"there is no {study_file}; name the study that the parcel belongs to with --study")
     trust = Trust.beside(study_file, read_agreement(study_file))
     agreement = trust.agreement
-    agreement.complete()
-    manifest = read_manifest(path, trust.signers("coordinator", *agreement.sites))
-    if manifest.study != agreement.id or manifest.site not in agreement.sites:
-        raise refusal(
-            "another study", f"the parcel belongs to study {manifest.study}, and this is {agreement.id}; use --study"
-        )
+    manifest, bundle = read_any(path, trust)
     if manifest.kind != "answer":
         raise BadInput(f"{path} is a {manifest.kind} of the coordinator's, nothing that a site sends; give an answer")
     if site is not None and site != manifest.site:
         raise BadInput(f"{path} is of {manifest.site}, not of {site}; leave --site out or give the other parcel")
     study, method = agreement.study(), agreement.method()
-    payload = method.payload(study, manifest.site)
-    _, bundle = read_parcel(path, trust.now(manifest.site), payload, manifest.envelope)
     own = read_site(agreement, manifest.site, data, progress)
     _refuse_other_images(path, bundle, len(own.train))
     sent, spec = join_groups(bundle), study.spec(manifest.site)

@@ -70,23 +70,10 @@ def inspect(
     tensors: Annotated[bool, typer.Option("--tensors", help="list every tensor")] = False,
 ) -> None:
     """Show everything that is in PARCEL, and check it: signature, hash, what the method declares, every number."""
-    from wardround.agreement import COORDINATOR
     from wardround.exchange.bundle import SIZE
-    from wardround.exchange.parcel import read_manifest, read_parcel
-    from wardround.remote.rules import refusal
+    from wardround.remote.inspection import read_any
 
-    trust = read_study(study)
-    agreement = trust.agreement
-    agreement.complete()
-    manifest = read_manifest(parcel, trust.signers(COORDINATOR, *agreement.sites))
-    sender = manifest.site if manifest.kind == "answer" else COORDINATOR
-    trust.check_sender(sender, manifest.sender)
-    if manifest.study != agreement.id or manifest.site not in agreement.sites:
-        raise refusal(
-            "another study", f"the parcel belongs to study {manifest.study}, and this is {agreement.id}; use --study"
-        )
-    payload = agreement.method().payload(agreement.study(), manifest.site)
-    _, bundle = read_parcel(parcel, trust.now(sender), payload, manifest.envelope)
+    manifest, bundle = read_any(parcel, read_study(study))
     images = bundle.group(SIZE).get("images")
     say(f"{parcel}, verified:", *contents(manifest, None if images is None else int(images)))
     if tensors:
