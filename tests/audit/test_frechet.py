@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 import tiny
-from wardround.audit.frechet import classifier_network, frechet, random_network
+from wardround.audit.frechet import frechet, random_network
 from wardround.errors import BadInput
-from wardround.learn.predictor import Member
-from wardround.models import NetSpec, fresh
-
-CPU = torch.device("cpu")
 
 
 def cross(a: float, b: float, at: tuple[float, float] = (0, 0)) -> Tensor:
@@ -72,10 +68,3 @@ def test_the_random_network_is_the_same_everywhere_and_tells_images_apart() -> N
     half, rest = features[:30], features[30:]
     darker = eye.features(images[30:] // 3)
     assert frechet(half, darker) > 10 * frechet(half, rest)
-
-
-def test_a_classifier_can_look_too() -> None:
-    spec = NetSpec("small", 3, 4, 8, width=2)
-    eye = classifier_network(Member(spec, fresh(spec, torch.Generator().manual_seed(0))), CPU)
-    assert eye.features(tiny.images(5).images).shape == (5, 8)
-    assert eye.name == "features of a trained small of the study (not Inception)"

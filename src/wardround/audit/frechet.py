@@ -1,8 +1,8 @@
 """How far two sets of images are apart as a whole: Fréchet's distance between the features of a stated network.
 
 FedMP's FID uses an Inception network trained on ImageNet, which a hospital behind an air gap does not have and which
-has never seen a medical image. Here the network is either fixed and random, the same on every machine, or a
-classifier of the study. Values of different networks, and the papers' FID, cannot be compared with one another.
+has never seen a medical image. Here the network is fixed and random, the same on every machine. Its values and the
+papers' FID cannot be compared with one another.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from torch import Tensor
 
 from wardround.audit.similarity import unit
 from wardround.errors import BadInput
-from wardround.learn.evaluate import batch_size, network_outputs
-from wardround.learn.predictor import Member
+from wardround.learn.evaluate import batch_size
 from wardround.streams import Streams
 
 WIDTHS = (16, 32, 64)
@@ -76,15 +75,6 @@ def random_network(channels: int, seed: int = 0) -> FeatureNetwork:
 
     what = "-".join(map(str, WIDTHS))
     return FeatureNetwork(f"random convolutions {what}, seed {seed} ({sum(WIDTHS)} features; not Inception)", look)
-
-
-def classifier_network(member: Member, device: torch.device) -> FeatureNetwork:
-    """The features that a trained classifier's head reads."""
-
-    def look(images: Tensor) -> Tensor:
-        return network_outputs(member.spec, member.weights, images, device).features.cpu()
-
-    return FeatureNetwork(f"features of a trained {member.spec.name} of the study (not Inception)", look)
 
 
 def _root(matrix: Tensor) -> Tensor:
