@@ -308,7 +308,7 @@ def _with_last_layer(study: Study, payloads: Sequence[Payload]) -> bool:
 
 def _at_most(groups: Sequence[Group]) -> bool:
     """Whether the declared sizes are the most there can be, and not exact."""
-    return any(group.tensors is None or group.partial or group.optional for group in groups)
+    return any(group.tensors is None or group.partial or group.occasional or group.optional for group in groups)
 
 
 def _amount(groups: Sequence[Group]) -> str:

@@ -14,7 +14,7 @@ from wardround.exchange.payload import SIZE_GROUP, Group, Payload, network_group
 from wardround.methods.base import split_groups
 from wardround.methods.ensemble import Ensemble
 from wardround.methods.fedavg import FedAvg
-from wardround.methods.registry import known
+from wardround.methods.registry import known, make
 from wardround.models import NetSpec, spec_layout
 
 Groups = dict[str, dict[str, Tensor]]
@@ -107,6 +107,31 @@ def test_a_partial_group_may_lack_tensors_but_not_change_them() -> None:
     PAYLOAD.check(bundle("delivery", {}))
     with pytest.raises(BadInput, match="parameters/w"):
         PAYLOAD.check(bundle("delivery", {"parameters": {"w": torch.zeros(6)}}))
+
+
+def test_an_occasional_group_comes_whole_or_not_at_all() -> None:
+    """Half of one would end the round where a method looks for the other half."""
+    payload = Payload(up=(replace(FIXED, occasional=True),))
+    payload.check(bundle("answer", whole()))
+    payload.check(bundle("answer", {}))
+    with pytest.raises(BadInput, match="lacks parameters/b, which toy declared"):
+        payload.check(bundle("answer", {"parameters": {"w": torch.zeros(2, 3)}}))
+
+
+@pytest.mark.parametrize(
+    ("name", "group"), [("fedcurv", "fisher"), ("fedmr", "prototypes"), ("elastic", "sensitivity")]
+)
+def test_half_of_what_a_method_sends_now_and_then_is_refused(name: str, group: str) -> None:
+    declared = make(name, {}).payload(study(), "site-1")
+    groups = {
+        up.name: {n: torch.zeros(shape, dtype=getattr(torch, kind)) for n, (shape, kind) in (up.tensors or {}).items()}
+        for up in declared.up
+    }
+    declared.check(bundle("answer", groups))
+    left_out = max(groups[group])
+    del groups[group][left_out]
+    with pytest.raises(BadInput, match=f"lacks {group}/{left_out}"):
+        declared.check(bundle("answer", groups))
 
 
 def test_network_groups_are_the_whole_network() -> None:

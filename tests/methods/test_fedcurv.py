@@ -1,6 +1,7 @@
 """FedCurv: the pull by hand, the Fisher information image by image, whose sums a site gets, and its limits."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +250,14 @@ def test_the_latest_counts_and_who_was_not_asked_still_does() -> None:
     assert sums(state)["site-3"] == ([3.0], [23.0])
     state = absorbed(State.from_bytes(state.to_bytes()), sent("site-2", 5, 1))
     assert sums(state) == {"site-1": ([5.0], [5.0]), "site-2": ([1.0], [3.0]), "site-3": ([6.0], [8.0])}
+
+
+@pytest.mark.parametrize("missing", [FISHER, ANCHORED])
+def test_one_of_the_two_alone_says_nothing(missing: str) -> None:
+    """Else the coordinator would look for the other in every later round, and end."""
+    answer = sent("site-1", 2.0, 3.0)
+    half = replace(answer, groups={name: tensors for name, tensors in answer.groups.items() if name != missing})
+    assert sums(absorbed(State({"model": {}}), half))["site-2"] == ([], [])
 
 
 def test_a_site_alone_is_never_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

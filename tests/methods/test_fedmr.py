@@ -1,5 +1,6 @@
 """FedMR: both terms by hand and against plain loops, prototypes weighted by counts, and what travels."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,22 @@ def test_a_mean_of_a_class_of_which_a_site_counts_no_image_has_no_say() -> None:
     false = sent("site-1", [2, 0, 0, 0], 3.0, 99.0, 0.0, 0.0)
     false.group(PROTOTYPES)["known"][1] = True
     assert numbers(mean_prototypes({"site-1": false})) == [3.0, None, None, None]
+
+
+@pytest.mark.parametrize("missing", [PROTOTYPES, LABEL_COUNTS])
+def test_means_without_counts_say_nothing(missing: str) -> None:
+    whole, answer = sent("a", [2, 0, 0, 0], 3.0, 0.0, 0.0, 0.0), sent("b", [2, 0, 0, 0], 5.0, 0.0, 0.0, 0.0)
+    half = replace(answer, groups={name: tensors for name, tensors in answer.groups.items() if name != missing})
+    assert numbers(mean_prototypes({"a": whole, "b": half})) == [3.0, None, None, None]
+    assert mean_prototypes({"b": half}) is None
+
+
+def test_a_round_in_which_nobody_tells_its_means_keeps_the_prototypes() -> None:
+    before, answer = Prototypes(torch.rand(4, 1), torch.ones(4, dtype=torch.bool)), sent("b", [2, 0, 0, 0], 0, 0, 0, 0)
+    silent = replace(answer, groups={name: answer.groups[name] for name in ("parameters", "size")})
+    state = State({"model": {}, PROTOTYPES: before.tensors()})
+    (after,) = fedmr().absorb(context(study()), state, {"b": silent})
+    assert torch.equal(after.groups[PROTOTYPES]["means"], before.means)
 
 
 def skewed() -> Federation:

@@ -20,8 +20,8 @@ class Group:
     """One tensor group: what it is in plain words, and its limits.
 
     With `tensors` (name to shape and dtype) a bundle holds exactly these, or some of them where `partial` says so;
-    without, only `max_bytes` binds. What is `optional` goes whole or not at all: a site's policy that forbids it does
-    not forbid the study.
+    without, only `max_bytes` binds. What is `occasional` goes whole or not at all, as there is something to send or
+    not. So does what is `optional`: a site's policy that forbids it does not forbid the study.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Group:
     max_bytes: int
     tensors: Mapping[str, tuple[tuple[int, ...], str]] | None = None
     partial: bool = False
+    occasional: bool = False
     optional: bool = False
 
 
@@ -66,7 +67,7 @@ class Payload:
                     raise BadInput(f"{where}: {name}/{tensor_name} is {found}, declared is {expected}")
         for group in declared:
             missing = (group.tensors or {}).keys() - bundle.group(group.name).keys()
-            left_out = group.optional and group.name not in bundle.groups
+            left_out = (group.occasional or group.optional) and group.name not in bundle.groups
             if missing and not (group.partial or left_out):
                 raise BadInput(f"{where} lacks {group.name}/{min(missing)}, which {bundle.envelope.method} declared")
 

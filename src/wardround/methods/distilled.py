@@ -141,7 +141,7 @@ class Distilled(OneShot):
     def payload(self, study: Study, site: str) -> Payload:
         """Up one network, home the student; before another shot it comes down, too."""
         student = network_groups(study.student_spec)
-        later = tuple(replace(group, partial=True) for group in student)  # in the first round nothing goes down
+        later = tuple(replace(group, occasional=True) for group in student)  # in the first round nothing goes down
         down = later if self.shots(study) > 1 else ()
         return Payload(up=super().payload(study, site).up, down=down, home=student)
 

@@ -103,14 +103,12 @@ class FedCurv(Averaging):
         return Curved(self.settings.lam, others, anchored, rate) if others else Objective()
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
-        """FedAvg's mean, and what each site sent in place of what it sent before."""
+        """FedAvg's mean, and what each site sent in place of what it sent before; one of the two alone says nothing."""
         for averaged in super().absorb(ctx, state, answers):
-            latest = {
-                _of(group, site): answer.group(group)
-                for site, answer in answers.items()
-                for group in (FISHER, ANCHORED)
-                if answer.group(group)
-            }
+            latest: dict[str, Mapping[str, Tensor]] = {}
+            for site, answer in answers.items():
+                if {FISHER, ANCHORED} <= answer.groups.keys():
+                    latest |= {_of(group, site): answer.group(group) for group in (FISHER, ANCHORED)}
             yield State({**averaged.groups, **latest}, averaged.facts)
 
     def _chosen(self, visit: Visit) -> ImageSet:

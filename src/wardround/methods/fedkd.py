@@ -87,7 +87,7 @@ class FedKD(Averaging):
             for name, what in zip(UPDATE, words, strict=True)
         )
         others = tuple(mentee.values())
-        down = (replace(parameters, partial=True), *update, *others)
+        down = (replace(parameters, occasional=True), *update, *others)
         return Payload(up=(*update, *others, SIZE_GROUP), down=down, home=(parameters, *others))
 
     # At the coordinator -----------------------------------------------------------------------------------------------

@@ -110,8 +110,8 @@ class FedMP(Averaging):
         if not (self.settings.cpgma and self.settings.class_counts):
             return groups
         classes = len(study.classes)
-        counts = {"counts": ((classes,), "int64")}
-        return (*groups, Group(LABEL_COUNTS, "how many images of each class the site has", 8 * classes, counts, True))
+        counts, words = {"counts": ((classes,), "int64")}, "how many images of each class the site has"
+        return (*groups, Group(LABEL_COUNTS, words, 8 * classes, counts, occasional=True))
 
     def more_down_groups(self, study: Study) -> tuple[Group, ...]:
         """Some of the other sites' embeddings, and the prototypes."""
@@ -126,7 +126,7 @@ class FedMP(Averaging):
             groups.append(Group(EMBEDDINGS, embeddings, count * (4 * width + 8)))
         if self.settings.cpgma:
             tensors = {"means": ((classes, width), "float32"), "known": ((classes,), "bool")}
-            groups.append(Group(PROTOTYPES, means, classes * (4 * width + 1), tensors, partial=True))
+            groups.append(Group(PROTOTYPES, means, classes * (4 * width + 1), tensors, occasional=True))
         return tuple(groups)
 
     # At the site ------------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class FedMR(Averaging):
         what = "this site's mean feature vector of each class it has: an image's own where it has one of that class"
         means = _by_class(study, what)
         words, counts = "how many images of each class the site trained on", ((len(study.classes),), "int64")
-        return (*size, means, Group(LABEL_COUNTS, words, 8 * len(study.classes), {"counts": counts}, partial=True))
+        return (*size, means, Group(LABEL_COUNTS, words, 8 * len(study.classes), {"counts": counts}, occasional=True))
 
     def more_up(self, visit: Visit, fit: Fit, fitted: Fitted) -> dict[str, dict[str, Tensor]]:
         """Of the trained network, the mean feature of each class that the site has; nothing without training."""
@@ -109,7 +109,8 @@ class FedMR(Averaging):
                 yield averaged
                 continue
             before = _prototypes(ctx.study, state.groups.get(PROTOTYPES, {}))
-            after = before.moved(mean_prototypes(answers), 1.0)
+            new = mean_prototypes(answers)
+            after = before if new is None else before.moved(new, 1.0)
             yield State({**averaged.groups, PROTOTYPES: after.tensors()}, averaged.facts)
 
 
@@ -170,17 +171,24 @@ def members(labels: Tensor, classes: int) -> Tensor:
     return labels.unsqueeze(1) == torch.arange(classes, device=labels.device)
 
 
-def mean_prototypes(answers: Mapping[str, Bundle]) -> Prototypes:
-    """Σ_k n_kc·z̄_kc / Σ_k n_kc for every class that a site has, in the order of site names."""
-    sent = [answers[site] for site in sorted(answers) if answers[site].group(PROTOTYPES)]
-    return weighted_mean((Prototypes.of(a.group(PROTOTYPES)), a.group(LABEL_COUNTS)["counts"]) for a in sent)
+def mean_prototypes(answers: Mapping[str, Bundle]) -> Prototypes | None:
+    """Σ_k n_kc·z̄_kc / Σ_k n_kc for every class that a site has, in the order of site names.
+
+    Means without counts, or counts without means, say nothing; None where no site says anything.
+    """
+    told = [
+        (Prototypes.of(answer.group(PROTOTYPES)), answer.group(LABEL_COUNTS)["counts"])
+        for answer in (answers[site] for site in sorted(answers))
+        if {PROTOTYPES, LABEL_COUNTS} <= answer.groups.keys()
+    ]
+    return weighted_mean(told) if told else None
 
 
 def _by_class(study: Study, what: str) -> Group:
     """A feature vector for every class, and for which classes it means something."""
     classes, width = len(study.classes), spec_layout(study.common_spec).feature_size
     tensors = {"means": ((classes, width), "float32"), "known": ((classes,), "bool")}
-    return Group(PROTOTYPES, what, classes * (4 * width + 1), tensors, partial=True)
+    return Group(PROTOTYPES, what, classes * (4 * width + 1), tensors, occasional=True)
 
 
 def _prototypes(study: Study, tensors: Mapping[str, Tensor]) -> Prototypes:

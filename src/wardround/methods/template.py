@@ -233,9 +233,9 @@ def where(bundle: Bundle) -> str:
 
 
 def like_parameters(study: Study, name: str, what: str) -> Group:
-    """The declaration of one number per parameter; partial, as there may be nothing to send."""
+    """The declaration of one number per parameter; occasional, as there may be nothing to send."""
     (parameters,) = (group for group in network_groups(study.common_spec) if group.name == PARAMETERS)
-    return replace(parameters, name=name, what=what, partial=True)
+    return replace(parameters, name=name, what=what, occasional=True)
 
 
 def average(
