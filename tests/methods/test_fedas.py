@@ -209,6 +209,13 @@ def test_sites_weigh_by_their_traces() -> None:
     assert average(answers, fedas().weigh)["w"].tolist() == [7.0]
 
 
+@pytest.mark.parametrize("trace", [-3.0, float("nan"), float("inf")])
+def test_a_trace_that_cannot_be_has_no_weight(trace: float) -> None:
+    """One below 0 would take another site's part away: (1·4 − 3·8)/(1 − 3) = 10 is no mean of 4 and 8."""
+    answers = {"a": sent("a", 1.0, 4.0), "b": sent("b", trace, 8.0)}
+    assert average(answers, fedas().weigh)["w"].tolist() == [4.0]
+
+
 def test_sites_without_any_gradient_left_weigh_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The public code divides 0 by 0 there, and every weight is NaN."""
     monkeypatch.setattr(module, "squared_gradients", lambda *_: torch.zeros(3))

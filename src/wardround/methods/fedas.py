@@ -49,7 +49,7 @@ from wardround.learn.prototypes import class_means
 from wardround.methods.base import Context, Work
 from wardround.methods.fedper import Fate, KeepsLayers
 from wardround.methods.state import State
-from wardround.methods.template import Visit
+from wardround.methods.template import Visit, told_weight
 from wardround.models import StagedNet, Weights, spec_layout
 from wardround.settings import Frozen
 from wardround.study import Study
@@ -130,8 +130,8 @@ class FedAS(KeepsLayers):
         return {**more, TRACE: {"fisher": trace}}
 
     def weigh(self, answer: Bundle) -> float:
-        """The trace."""
-        return float(answer.group(TRACE)["fisher"])
+        """The trace; one that is not a positive number counts as 0."""
+        return told_weight(answer.group(TRACE)["fisher"])
 
     def remember(self, visit: Visit, fit: Fit, fitted: Fitted) -> State:
         """The head, and the class means of the features that it was trained on."""

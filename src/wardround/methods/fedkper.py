@@ -47,7 +47,7 @@ from wardround.learn.fit import Fit, Fitted, Objective, Step, Teacher
 from wardround.learn.trainer import batch_bounds
 from wardround.methods.base import Context
 from wardround.methods.state import State
-from wardround.methods.template import Averaging, Visit, average
+from wardround.methods.template import Averaging, Visit, average, told_weight
 from wardround.models import Weights, spec_layout
 from wardround.settings import Frozen, Positive
 from wardround.study import Study
@@ -126,8 +126,7 @@ class FedKPer(Averaging):
         """The score; one that is not a positive number counts as 0."""
         if not self.settings.score:
             return super().weigh(answer)
-        score = float(answer.group(SCORE)["score"])
-        return score if 0 < score < math.inf else 0.0
+        return told_weight(answer.group(SCORE)["score"])
 
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
         """The mean weighed by scores, or the plain one where no score says anything."""

@@ -12,6 +12,7 @@ step counters are never averaged, the largest is kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -236,6 +237,12 @@ def like_parameters(study: Study, name: str, what: str) -> Group:
     """The declaration of one number per parameter; occasional, as there may be nothing to send."""
     (parameters,) = (group for group in network_groups(study.common_spec) if group.name == PARAMETERS)
     return replace(parameters, name=name, what=what, occasional=True)
+
+
+def told_weight(told: Tensor) -> float:
+    """A weight that a site works out itself: one that is not a positive number would take other sites' part away."""
+    weight = float(told)
+    return weight if 0 < weight < math.inf else 0.0
 
 
 def average(
