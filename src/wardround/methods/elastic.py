@@ -92,9 +92,10 @@ class Elastic(Averaging):
     def _mean_sensitivity(self, answers: Mapping[str, Bundle]) -> Weights:
         """Σ_k p_k·Ω_k with the weights of the models, in the order of site names; empty where none was sent."""
         mean: Weights = {}
-        total = sum(self.weigh(answers[site]) for site in sorted(answers))
-        for site in sorted(answers):
-            share = self.weigh(answers[site]) / total
+        weights = {site: self.weigh(answers[site]) for site in sorted(answers)}
+        total = sum(weights.values())
+        for site, weight in weights.items():
+            share = weight / total
             for name, omega in answers[site].group(SENSITIVITY).items():
                 mean[name] = mean[name] + share * omega.to(mean[name].device) if name in mean else share * omega
         return mean

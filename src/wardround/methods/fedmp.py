@@ -194,9 +194,8 @@ class FedMP(Averaging):
 
     def _moved(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Prototypes:
         """Eq. 7, and a note that names the classes nobody has shown."""
-        new = weighted_mean(
-            (_prototypes(answers[site]), self._class_weights(answers[site])) for site in sorted(answers)
-        )
+        sent = (answers[site] for site in sorted(answers))
+        new = weighted_mean((_prototypes(answer), self._class_weights(answer)) for answer in sent)
         after = self._kept(ctx.study, state).moved(new, self.settings.mu_server)
         unseen = [name for name, known in zip(ctx.study.classes, after.known.tolist(), strict=True) if not known]
         if unseen:

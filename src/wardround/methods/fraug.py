@@ -131,10 +131,8 @@ class FRAug(KeepsLayers):
     def absorb(self, ctx: Context, state: State, answers: Mapping[str, Bundle]) -> Iterator[State]:
         """Both averaged, with the same weights."""
         generators = {
-            site: replace(
-                answers[site], groups={PARAMETERS: answers[site].group(GENERATOR), SIZE: answers[site].group(SIZE)}
-            )
-            for site in answers
+            site: replace(answer, groups={PARAMETERS: answer.group(GENERATOR), SIZE: answer.group(SIZE)})
+            for site, answer in answers.items()
         }
         for averaged in super().absorb(ctx, state, answers):
             yield State({**averaged.groups, GENERATOR: average(generators, self.weigh)}, averaged.facts)
