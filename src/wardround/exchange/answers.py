@@ -22,12 +22,12 @@ def refuse_stray(bundle: Bundle, expected: Envelope) -> None:
     found = bundle.envelope
     if found == expected:
         return
-    who = f"the {found.kind} of {found.site} in round {found.round + 1}"
     if (found.kind, found.site) != (expected.kind, expected.site):
-        raise BadInput(f"{who} came in place of the {expected.kind} of {expected.site}; send each where it belongs")
+        raise BadInput(f"{found} came in place of the {expected.kind} of {expected.site}; send each where it belongs")
     if found.round != expected.round:
-        raise BadInput(f"{who} came in round {expected.round + 1}; use the bundle of this round")
-    raise BadInput(f"{who} belongs to {found.method} in study {found.study}, not {expected.method} in {expected.study}")
+        raise BadInput(f"{found} came in round {expected.round + 1}; use the bundle of this round")
+    other = f"not {expected.method} in {expected.study}"
+    raise BadInput(f"{found} belongs to {found.method} in study {found.study}, {other}")
 
 
 class Answers(Mapping[str, Bundle]):

@@ -45,13 +45,12 @@ def refuse_impossible(bundle: Bundle) -> None:
     NaN and infinity; fewer images or steps than none, which would take another site's part away; a variance below 0,
     of which batch norm makes NaN at every site.
     """
-    where = f"the {bundle.envelope.kind} of {bundle.envelope.site} in round {bundle.envelope.round + 1}"
     for group, tensors in bundle.groups.items():
         for name, tensor in tensors.items():
             if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor):
-                raise BadInput(f"{where}: {group}/{name} holds NaN or infinite values")
+                raise BadInput(f"{bundle.envelope}: {group}/{name} holds NaN or infinite values")
             if _is_never_negative(group, name) and bool((tensor < 0).any()):
-                raise BadInput(f"{where}: {group}/{name} holds numbers below 0, which it cannot have")
+                raise BadInput(f"{bundle.envelope}: {group}/{name} holds numbers below 0, which it cannot have")
 
 
 def _is_never_negative(group: str, name: str) -> bool:

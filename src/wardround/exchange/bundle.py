@@ -51,6 +51,10 @@ class Envelope:
         if not isinstance(self.round, int) or isinstance(self.round, bool) or self.round < 0:
             raise BadInput(f"round {self.round!r} is not a whole number from 0")
 
+    def __str__(self) -> str:
+        """Whose bundle and of which round, to begin a message with."""
+        return f"the {self.kind} of {self.site} in round {self.round + 1}"
+
 
 @dataclass(frozen=True)
 class Bundle:

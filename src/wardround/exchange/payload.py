@@ -46,7 +46,7 @@ class Payload:
         """Refuse a bundle with anything undeclared, mis-shaped, too large or missing; names group and tensor."""
         declared = {"answer": self.up, "request": self.down, "delivery": self.home}[bundle.envelope.kind]
         groups = {group.name: group for group in declared}
-        where = f"the {bundle.envelope.kind} of {bundle.envelope.site} in round {bundle.envelope.round + 1}"
+        where = bundle.envelope
         for name, tensors in bundle.groups.items():
             group = groups.get(name)
             if group is None:

@@ -42,7 +42,7 @@ from wardround.learn.mutual import MutualDistillation
 from wardround.learn.predictor import Predictor, single
 from wardround.methods.base import Answer, Context, Work, join_groups, layout_groups
 from wardround.methods.state import State
-from wardround.methods.template import Averaging, average, where
+from wardround.methods.template import Averaging, average
 from wardround.models import NetSpec, Weights, spec_layout
 from wardround.settings import Count, Frozen, Positive
 from wardround.study import Study
@@ -158,10 +158,10 @@ class FedKD(Averaging):
         spec, sent = self.mentee(ctx.study), join_groups(request)
         if PARAMETERS not in request.groups:
             if MENTEE not in memory.groups:
-                raise BadInput(f"{where(request)} is an update, and this site has no mentee to move; send it whole")
-            sent = {**self._moved(spec, memory.groups[MENTEE], _packed(request), where(request)), **sent}
+                raise BadInput(f"{request.envelope} is an update, and this site has no mentee to move; send it whole")
+            sent = {**self._moved(spec, memory.groups[MENTEE], _packed(request), str(request.envelope)), **sent}
         if sent.keys() != set(spec_layout(spec).names):
-            raise BadInput(f"{where(request)} lacks a part of the mentee; send it whole")
+            raise BadInput(f"{request.envelope} lacks a part of the mentee; send it whole")
         return sent
 
     def _moved(self, spec: NetSpec, model: Mapping[str, Tensor], packed: Packed, where: str) -> Weights:
@@ -213,7 +213,7 @@ class Unpacked(Mapping[str, Bundle]):
 
     def __getitem__(self, site: str) -> Bundle:
         answer = self.answers[site]
-        update = unpack(_packed(answer), _shapes(self.spec), where(answer))
+        update = unpack(_packed(answer), _shapes(self.spec), str(answer.envelope))
         kept = {name: answer.group(name) for name in (STATISTICS, COUNTERS, SIZE)}
         return replace(answer, groups={PARAMETERS: update, **kept})
 

@@ -49,7 +49,7 @@ from wardround.learn.prototypes import Prototypes, class_means, weighted_mean
 from wardround.learn.stages import stage_features, stage_name, stage_width
 from wardround.methods.base import Answer, Context, Work
 from wardround.methods.state import State
-from wardround.methods.template import Averaging, Visit, where
+from wardround.methods.template import Averaging, Visit
 from wardround.settings import Count, Frozen, NotNegative
 from wardround.study import Study
 
@@ -211,7 +211,7 @@ class FedMP(Averaging):
             return answer.group(SIZE)["images"].expand(len(answer.group(PROTOTYPES)["known"]))
         counts = answer.group(LABEL_COUNTS).get("counts")
         if counts is None or int(counts.min()) < 0:
-            raise BadInput(f"{where(answer)}: its label counts are missing or below 0")
+            raise BadInput(f"{answer.envelope}: its label counts are missing or below 0")
         return counts
 
     # Small things -----------------------------------------------------------------------------------------------------
@@ -228,14 +228,15 @@ class FedMP(Averaging):
         return Prototypes.of(kept) if kept else Prototypes.none(len(study.classes), self._width(study))
 
     def _embeddings(self, study: Study, bundle: Bundle) -> Embeddings:
-        return checked_embeddings(bundle.group(EMBEDDINGS), where(bundle), self._width(study), len(study.classes))
+        width, classes = self._width(study), len(study.classes)
+        return checked_embeddings(bundle.group(EMBEDDINGS), str(bundle.envelope), width, classes)
 
 
 def _prototypes(bundle: Bundle) -> Prototypes:
     """Class means that came from outside; their shapes are declared, and checked before."""
     sent = bundle.group(PROTOTYPES)
     if sent.keys() != {"means", "known"}:
-        raise BadInput(f"{where(bundle)} lacks class prototypes, their means and which are known")
+        raise BadInput(f"{bundle.envelope} lacks class prototypes, their means and which are known")
     if not bool(torch.isfinite(sent["means"]).all()):
-        raise BadInput(f"{where(bundle)}: its class prototypes hold NaN or infinite values")
+        raise BadInput(f"{bundle.envelope}: its class prototypes hold NaN or infinite values")
     return Prototypes.of(sent)

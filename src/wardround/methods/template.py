@@ -228,11 +228,6 @@ def require_finite(groups: Mapping[str, Mapping[str, Tensor]]) -> None:
             )
 
 
-def where(bundle: Bundle) -> str:
-    """Whose bundle and of which round, to begin a message with."""
-    return f"the {bundle.envelope.kind} of {bundle.envelope.site} in round {bundle.envelope.round + 1}"
-
-
 def like_parameters(study: Study, name: str, what: str) -> Group:
     """The declaration of one number per parameter; occasional, as there may be nothing to send."""
     (parameters,) = (group for group in network_groups(study.common_spec) if group.name == PARAMETERS)
@@ -287,7 +282,7 @@ def average(
             "train.clip_norm"
         )
     for site in sorted(culprits):
-        note(f"{where(answers[site])} is refused: it holds NaN or infinite values")
+        note(f"{answers[site].envelope} is refused: it holds NaN or infinite values")
     return average(answers, lambda answer: 0.0 if answer.envelope.site in culprits else weigh(answer))
 
 
