@@ -33,9 +33,9 @@ def two_classes(root: Path, n: int = 5) -> Path:
     return root
 
 
-def refusal(path: Path, size: int | None = None, test_share: float = 0.2) -> str:
+def refusal(path: Path, size: int | None = None) -> str:
     with pytest.raises(BadInput) as caught:
-        read_folder(path, size, test_share)
+        read_folder(path, size)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -55,26 +55,16 @@ def test_classes_side_by_side(tmp_path: Path) -> None:
     assert data.provenance == expected
 
 
-@settings(deadline=None, max_examples=25)
-@given(share=st.floats(0.01, 0.99), seed=st.integers(0, 1000))
-def test_the_share_is_stratified_disjoint_and_seeded(
-    tmp_path_factory: pytest.TempPathFactory, share: float, seed: int
-) -> None:
-    root = tmp_path_factory.getbasetemp() / "stratified"
-    if not root.exists():
-        two_classes(root, 9)
-    data, again = read_folder(root, None, share, seed), read_folder(root, None, share, seed)
+@pytest.mark.parametrize(("n", "tested"), [(2, 1), (7, 1), (8, 2), (12, 2), (13, 3), (20, 4)])
+def test_the_share_is_stratified_disjoint_and_always_the_same(tmp_path: Path, n: int, tested: int) -> None:
+    """A fifth of each class, a half rounded up: at least one picture."""
+    root = two_classes(tmp_path, n)
+    data, again = read_folder(root), read_folder(root)
     train, test = (set(part.images[:, 0, 0, 0].tolist()) for part in (data.train, data.test))
     assert not train & test
-    assert len(train | test) == 18
-    counts = data.test.counts().tolist()
-    assert counts == [min(max(int(share * 9 + 0.5), 1), 8)] * 2
+    assert len(train | test) == 2 * n
+    assert data.test.counts().tolist() == [tested, tested]
     assert data.test.sha256() == again.test.sha256()
-
-
-def test_another_seed_holds_out_other_pictures(tmp_path: Path) -> None:
-    root = two_classes(tmp_path, 20)
-    assert read_folder(root, seed=0).test.sha256() != read_folder(root, seed=1).test.sha256()
 
 
 def test_parts_as_the_folder_has_them(tmp_path: Path) -> None:
@@ -109,7 +99,7 @@ def test_one_colour_file_makes_all_colour(tmp_path: Path) -> None:
     root = two_classes(tmp_path)
     assert read_folder(root).train.channels == 1
     Image.new("RGB", (8, 8), (1, 2, 3)).save(root / "a" / "00.png")
-    data = read_folder(root, test_share=0.5)
+    data = read_folder(root)
     values = np.concatenate([data.train.images[:, :, 0, 0].numpy(), data.test.images[:, :, 0, 0].numpy()]).tolist()
     assert [1, 2, 3] in values
     assert [104, 104, 104] in values
@@ -169,11 +159,8 @@ def test_hidden_files_and_litter_are_passed_over(tmp_path: Path) -> None:
     assert read_folder(root).train.sha256() == expected
 
 
-@pytest.mark.parametrize(
-    ("size", "share", "says"), [(0, 0.2, "resized to 0"), (None, 0.0, "share"), (None, 1.0, "share")]
-)
-def test_settings_that_cannot_be(tmp_path: Path, size: int | None, share: float, says: str) -> None:
-    assert says in refusal(two_classes(tmp_path), size, share)
+def test_a_size_that_cannot_be(tmp_path: Path) -> None:
+    assert "resized to 0" in refusal(two_classes(tmp_path), 0)
 
 
 def test_folders_that_cannot_be(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ def npz(path: Path, size: int = 4) -> Path:
     return path
 
 
-def refusal(source: str, folder: Path, size: int | None = None, n: int | None = None) -> str:
+def refusal(source: str, folder: Path, size: int | None = None) -> str:
     with pytest.raises(BadInput) as caught:
-        load(source, folder, size=size, n=n)
+        load(source, folder, size=size)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -29,8 +29,6 @@ def test_phantoms_by_number(tmp_path: Path) -> None:
     data = load("phantoms:40", tmp_path)
     assert (len(data.train), data.val, len(data.test)) == (40, None, 10)
     assert data.train.sha256() == phantoms(40, 0, 10).train.sha256()
-    assert load("phantoms", tmp_path, n=40).train.sha256() == data.train.sha256()
-    assert load("phantoms:40", tmp_path, seed=1).train.sha256() != data.train.sha256()
 
 
 def test_phantoms_without_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,10 +129,6 @@ def test_an_unknown_name(tmp_path: Path) -> None:
     assert "phantoms, pathmnist, " in message
     assert "`wardround data get NAME`" in message
     assert "no folder" in refusal(str(tmp_path / "none"), tmp_path)
-
-
-def test_a_number_is_for_phantoms_only(tmp_path: Path) -> None:
-    assert "phantoms only" in refusal("blood", tmp_path, n=100)
 
 
 def test_what_is_known_and_here(tmp_path: Path) -> None:

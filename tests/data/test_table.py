@@ -339,5 +339,5 @@ def test_rows_of_a_rule_for_all(tmp_path: Path) -> None:
     pictures(tmp_path)
     rows = read_table(table(tmp_path, LINES), slices="middle")
     assert all(row.rule is not None for row in rows)
-    assert read_rows("t", rows, None, 0, tmp_path / "cache").train.size == 8
+    assert read_rows("t", rows, None, tmp_path / "cache").train.size == 8
     assert Row(tmp_path, "a").patient == ""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wardround.data.imageset import Dataset
-from wardround.data.listing import PARTS, Plan, Row, counted_parts, plan_of, read_plan
+from wardround.data.listing import DATA_SEED, PARTS, TEST_SHARE, Plan, Row, counted_parts, plan_of, read_plan
 from wardround.data.picture import entries
 from wardround.errors import BadInput
 from wardround.progress import NO_PROGRESS, Silent
@@ -20,22 +20,17 @@ from wardround.streams import Streams
 def read_folder(
     path: Path,
     size: int | None = None,
-    test_share: float = 0.2,
-    seed: int = 0,
     progress: Silent = NO_PROGRESS,
     cache_folder: Path | None = None,
 ) -> Dataset:
     """Read all pictures; grey if every file is grey, else colour.
 
     Without `size` all pictures must be squares of one size; with it each is cut to its central square and resized.
-    `test_share` and `seed` matter only where the folder has no parts of its own. Without a `cache_folder` all pictures
-    must fit into memory.
+    Without a `cache_folder` all pictures must fit into memory.
     """
-    if not 0 < test_share < 1:
-        raise BadInput(f"the test share must lie between 0 and 1, not {test_share}")
     if not path.is_dir():
         raise BadInput(f"{path} is not a folder; give the folder that holds one sub-folder per class")
-    plan = folder_plan(path, folder_rows(path), test_share, seed)
+    plan = folder_plan(path, folder_rows(path))
     name = path.resolve().name
     sets = read_plan(name, plan, size, cache_folder, progress)
     return Dataset(
@@ -56,15 +51,15 @@ def folder_rows(path: Path) -> list[Row]:
     return [row for part in parts for row in _class_rows(path / part, part)]
 
 
-def folder_plan(path: Path, rows: list[Row], test_share: float = 0.2, seed: int = 0) -> Plan:
+def folder_plan(path: Path, rows: list[Row]) -> Plan:
     """Which picture is for what. Classes are in the order of their folders' names."""
     classes = tuple(sorted({row.label for row in rows}))
     labels = np.array([classes.index(row.label) for row in rows])
     if rows[0].part:
         parts, how = np.array([PARTS.index(row.part) for row in rows]), "parts as the folder has them"
     else:
-        parts = np.where(_drawn_test(path, classes, labels, test_share, seed), PARTS.index("test"), 0)
-        how = f"test share {test_share:g} drawn per class with data seed {seed}"
+        parts = np.where(_drawn_test(path, classes, labels), PARTS.index("test"), 0)
+        how = f"test share {TEST_SHARE:g} drawn per class with data seed {DATA_SEED}"
     return plan_of(rows, classes, labels, parts, how)
 
 
@@ -102,15 +97,13 @@ def _class_rows(path: Path, part: str) -> list[Row]:
     return rows
 
 
-def _drawn_test(
-    path: Path, classes: tuple[str, ...], labels: NDArray[np.int64], test_share: float, seed: int
-) -> NDArray[np.bool_]:
+def _drawn_test(path: Path, classes: tuple[str, ...], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which pictures are for testing: of each class the same share, at least one picture and never all."""
     test = np.zeros(len(labels), dtype=bool)
     for c, name in enumerate(classes):
         members = np.flatnonzero(labels == c)
         if len(members) < 2:
             raise BadInput(f"{path / name} holds one picture; two are needed, one to train on and one to test on")
-        share = min(max(int(test_share * len(members) + 0.5), 1), len(members) - 1)
-        test[Streams(seed).numpy("folder test share", index=c).permutation(members)[:share]] = True
+        share = min(max(int(TEST_SHARE * len(members) + 0.5), 1), len(members) - 1)
+        test[Streams(DATA_SEED).numpy("folder test share", index=c).permutation(members)[:share]] = True
     return test

@@ -25,6 +25,7 @@ from wardround.progress import NO_PROGRESS, Silent
 from wardround.streams import Streams
 
 PARTS = ("train", "val", "test")
+TEST_SHARE, DATA_SEED = 0.2, 0  # of the test share that is drawn where nobody named one; the same in every study
 ALONE = "\0alone "  # how the patient of a row begins whose file does not say whose it is, while others do
 
 Integers = NDArray[np.int64]
@@ -50,9 +51,7 @@ def read_rows(
     name: str,
     rows: Sequence[Row],
     size: int | None,
-    seed: int,
     cache_folder: Path,
-    test_share: float = 0.2,
     progress: Silent = NO_PROGRESS,
     by_patient: bool = True,
 ) -> Dataset:
@@ -60,7 +59,7 @@ def read_rows(
 
     With `by_patient` a share that is drawn splits no patient.
     """
-    plan = plan_rows(name, rows, seed, test_share, by_patient)
+    plan = plan_rows(name, rows, by_patient)
     sets = read_plan(name, plan, size, cache_folder, progress)
     sites = tuple(sorted({row.site for row in rows} - {""}))
     provenance = _provenance(name, sets, len(rows), plan.how, sites)
@@ -81,13 +80,13 @@ class Plan:
     how: str
 
 
-def plan_rows(name: str, rows: Sequence[Row], seed: int = 0, test_share: float = 0.2, by_patient: bool = True) -> Plan:
+def plan_rows(name: str, rows: Sequence[Row], by_patient: bool = True) -> Plan:
     """Decide what follows from the rows alone."""
-    classes = _classes(name, rows)
+    classes = _classes(rows)
     labels = np.array([classes.index(row.label) for row in rows])
     patients, sites = _numbers([row.patient for row in rows]), _sorted_numbers([row.site for row in rows])
     kept_whole = patients if by_patient else None
-    parts, how = _parts(name, rows, labels, classes, kept_whole, sites, test_share, seed)
+    parts, how = _parts(name, rows, labels, classes, kept_whole, sites)
     return plan_of(rows, classes, labels, parts, how, patients, sites)
 
 
@@ -130,7 +129,7 @@ def read_plan(
     return sets
 
 
-def _classes(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
+def _classes(rows: Sequence[Row]) -> tuple[str, ...]:
     """Class names in order; numbers in the order of numbers."""
     found = {row.label for row in rows}
     numbers = all(re.fullmatch(r"[0-9]{1,9}", label) for label in found)
@@ -160,8 +159,6 @@ def _parts(
     classes: tuple[str, ...],
     patients: Integers | None,
     sites: Integers | None,
-    test_share: float,
-    seed: int,
 ) -> tuple[Integers, str]:
     """For each row its place in `PARTS`, and in words who decided."""
     if rows[0].part:
@@ -171,11 +168,11 @@ def _parts(
                 raise BadInput(f"{name} has no {PARTS[place]} images; mark some as {PARTS[place]}, or leave split out")
         return parts, "parts as the table has them"
     units = np.arange(len(rows)) if patients is None else patients
-    tested = _test_units(name, units, labels, classes, sites, test_share, seed, patients is not None)
+    tested = _test_units(name, units, labels, classes, sites, TEST_SHARE, DATA_SEED, patients is not None)
     alone = sum(row.patient.startswith(ALONE) for row in rows)
     but = f" (files that do not say whose they are: {alone})" if alone else ""
     whole = f"no patient in two parts{but}, " if patients is not None else ""
-    return np.where(np.isin(units, tested), 2, 0), f"test share {test_share:g} drawn, {whole}data seed {seed}"
+    return np.where(np.isin(units, tested), 2, 0), f"test share {TEST_SHARE:g} drawn, {whole}data seed {DATA_SEED}"
 
 
 def _test_units(

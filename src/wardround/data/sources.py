@@ -53,9 +53,7 @@ def known(data_folder: Path | None = None) -> list[SourceInfo]:
 def load(
     source: str,
     data_folder: Path,
-    seed: int = 0,
     size: int | None = None,
-    n: int | None = None,
     phantom_sites: int = 0,
     progress: Silent = NO_PROGRESS,
     slices: str | None = None,
@@ -65,24 +63,22 @@ def load(
     """The images that `source` means.
 
     `source` is `phantoms` or `phantoms:N` (N training images, N // 4 test images), a path to an `.npz` file, a table or
-    a folder, a MedMNIST name, or the name of any other `.npz` file in `data_folder`. `seed` draws phantoms and the test
-    share of a table or a folder; it has no part in who holds which image. `n` stands for N; `phantom_sites` gives
-    phantoms site ids; `slices` says which pictures of volumes and films are used; `groups` is a table of whose the
-    images of an `.npz` file are. With `by_patient` a test share that is drawn splits no patient.
+    a folder, a MedMNIST name, or the name of any other `.npz` file in `data_folder`. No seed of a study has a part in
+    it. `phantom_sites` gives phantoms site ids; `slices` says which pictures of volumes and films are used; `groups` is
+    a table of whose the images of an `.npz` file are. With `by_patient` a test share that is drawn splits no patient.
     """
     if slices is not None:
         SliceRule.parse(slices)
     kind, _, count = source.partition(":")
     if kind == PHANTOMS:
-        n_train = n if n is not None else _count(source, count)
+        n_train = _count(source, count)
         if n_train < 4:
             raise BadInput(
                 f"{n_train} phantoms are too few; ask for 4 or more, of which a quarter again is drawn to test"
             )
         refuse_groups(source, groups, "since phantoms have no patients")
-        return phantoms(n_train, 0, n_train // 4, 28 if size is None else size, seed, phantom_sites, progress)
-    if n is not None:
-        raise BadInput(f"a number of images can be chosen for phantoms only; leave it out for {source}")
+        side = 28 if size is None else size
+        return phantoms(n_train, 0, n_train // 4, side, sites=phantom_sites, progress=progress)
     path = Path(os.path.expanduser(source))  # Path.expanduser raises where there is no such user
     if path.suffix.lower() == ".npz":
         return _of_size(read_medmnist(path, groups), size)
@@ -99,11 +95,11 @@ def load(
     rows = named_rows(path, slices)
     if rows is not None:
         place = data_folder / CACHE
-        return read_rows(rows_name(path), rows, size, seed, place, progress=progress, by_patient=by_patient)
+        return read_rows(rows_name(path), rows, size, place, progress, by_patient)
     if path.is_dir():
         if is_cifar(path):
             return _of_size(read_cifar(path), size)
-        return read_folder(path, size, seed=seed, progress=progress, cache_folder=data_folder / CACHE)
+        return read_folder(path, size, progress, data_folder / CACHE)
     if path.name == source and (data_folder / f"{source}.npz").is_file():
         return _of_size(read_medmnist(data_folder / f"{source}.npz", groups), size)
     raise BadInput(
