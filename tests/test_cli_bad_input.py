@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from commands import TINY, Captured, cli, empty_place, images, ok, save_npz
 from wardround.models import NetSpec, fresh
-from wardround.models.weights import save_weights
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_npz(folder / "negative.npz", train_labels=labels - 1)
     save_npz(folder / "nan.npz", train_images=np.full(pixels.shape, np.nan, dtype=np.float32))
     spec = NetSpec("small", 3, 8, 28, width=2)
-    save_weights(fresh(spec, torch.Generator()), folder / "narrow.safetensors")
+    save_file(fresh(spec, torch.Generator()), folder / "narrow.safetensors")
     return folder
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tiny import (
     CPU,
@@ -31,7 +32,7 @@ from wardround.methods.base import Context, join_groups, layout_groups
 from wardround.methods.fedkd import MENTEE, MENTOR, PROJECTION, UPDATE, _drawn
 from wardround.methods.registry import make
 from wardround.methods.state import State
-from wardround.models import fresh, save_weights, spec_layout
+from wardround.models import fresh, spec_layout
 
 
 def method(**own: Any) -> Any:
@@ -229,7 +230,7 @@ def test_mentor_and_mentee_start_apart(tmp_path: Path) -> None:
 
 def test_a_file_of_weights_is_for_both_where_they_are_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = fresh(study().common_spec, torch.Generator().manual_seed(7))
-    save_weights(weights, tmp_path / "w.safetensors")
+    save_file(weights, tmp_path / "w.safetensors")
     agreed = study(method="fedkd", model={"weights": str(tmp_path / "w.safetensors")})
     assert torch.equal(method().begin(context(agreed)).groups["model"]["head.weight"], weights["head.weight"])
     narrow = method(mentee_width=1).begin(context(agreed)).groups["model"]

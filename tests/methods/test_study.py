@@ -9,13 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from tiny import federation, give_tiny_data, settings, study
 from wardround import run
 from wardround.data.federation import Federation
 from wardround.errors import BadInput
 from wardround.learn.fit import weights_hash
-from wardround.models import NetSpec, save_weights
+from wardround.models import NetSpec
 from wardround.progress import Silent
 from wardround.study import agree, round_half_up
 
@@ -131,7 +132,7 @@ def test_initial_weights_come_from_the_seed_alone() -> None:
 def test_initial_weights_out_of_a_file(tmp_path: Path) -> None:
     agreed = study()
     weights = {name: torch.ones_like(tensor) for name, tensor in agreed.initial().items()}
-    save_weights(weights, tmp_path / "start.safetensors")
+    save_file(weights, tmp_path / "start.safetensors")
     started = study(model={"weights": tmp_path / "start.safetensors"}, init="own")
     assert weights_hash(started.initial()) == weights_hash(started.initial("site-2")) == weights_hash(weights)
 

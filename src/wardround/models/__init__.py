@@ -11,7 +11,7 @@ from wardround.models.registry import (
     names,
     spec_layout,
 )
-from wardround.models.weights import load_weights, save_weights
+from wardround.models.weights import load_weights
 
 __all__ = [
     "Layout",
@@ -27,6 +27,5 @@ __all__ = [
     "head_names",
     "load_weights",
     "names",
-    "save_weights",
     "spec_layout",
 ]

@@ -7,7 +7,6 @@ import torch
 from safetensors import SafetensorError
 
 from wardround.errors import BadInput
-from wardround.files import disk_errors, write_atomically
 from wardround.models.net import Weights
 from wardround.models.pretrained import advice, for_channels, is_published, renamed
 from wardround.models.registry import Layout, NetSpec, fresh, spec_layout
@@ -19,16 +18,17 @@ SHOWN = 3  # how many names of misfit tensors a message lists
 def load_weights(path: Path | str, spec: NetSpec, initial: Weights | None = None) -> Weights:
     """The weights in a safetensors file, in the order and types of `spec`'s network.
 
-    A file that wardround saved must fit exactly. Published ResNet weights are renamed (see `pretrained`); their head is
-    used where it has as many classes, else the head of `initial` is (None: one that is drawn). Half-precision files are
-    read as the network's own precision. Tensors are copies: the file may go afterwards.
+    It must hold the tensors of the network's state dict, no others. Published ResNet weights are renamed (see
+    `pretrained`); their head is used where it has as many classes, else the head of `initial` is (None: one that is
+    drawn). Half-precision files are read as the network's own precision. Tensors are copies: the file may go
+    afterwards.
     """
     try:
         found: Weights = safetensors.torch.load_file(path)
     except (OSError, SafetensorError) as error:
         raise BadInput(
-            f"{path} cannot be read as a safetensors file ({_first_line(error)}); give one that wardround saved, or "
-            "convert the weights with safetensors.torch.save_file"
+            f"{path} cannot be read as a safetensors file ({_first_line(error)}); write the network's weights with "
+            "safetensors.torch.save_file"
         ) from error
     layout = spec_layout(spec)
     if spec.name in RESNETS and is_published(found):
@@ -42,14 +42,6 @@ def load_weights(path: Path | str, spec: NetSpec, initial: Weights | None = None
             f"{path} holds NaN or infinite values in {_some(broken)}; its training diverged, use an earlier one"
         )
     return weights
-
-
-def save_weights(weights: Weights, path: Path | str) -> None:
-    """Write a safetensors file whole or not at all: a reader never sees half of it, a crash leaves the old one."""
-    path = Path(path)
-    data = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()})
-    with disk_errors(path):
-        write_atomically(path, data)
 
 
 def _as_published(path: Path | str, found: Weights, spec: NetSpec, layout: Layout, initial: Weights | None) -> Weights:
