@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from wardround.errors import BadInput
-from wardround.privacy.secret import Secret, fresh_secret, keep_secret
+from wardround.privacy.secret import Secret, keep_secret
 
 
 def test_a_secret_is_made_once_and_is_the_owners_alone(tmp_path: Path) -> None:
@@ -28,7 +28,6 @@ def test_a_file_that_is_no_secret_is_refused(tmp_path: Path) -> None:
 
 def test_a_secret_does_not_show_itself() -> None:
     assert "\\x07" not in repr(Secret(bytes([7] * 32)))
-    assert fresh_secret() != fresh_secret()
 
 
 def test_streams_differ_in_every_part_and_in_late_bits_of_the_key() -> None:

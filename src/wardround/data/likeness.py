@@ -49,7 +49,7 @@ def described(thumbs: Pixels) -> Floats:
     return vectors
 
 
-def near_pairs(vectors: Floats, least: float = NEAR) -> Pairs:
+def near_pairs(vectors: Floats) -> Pairs:
     """All pairs (i < j) of near duplicates, `(k, 2)`; block by block, so that memory does not grow with their square.
 
     Stops at `MOST_PAIRS`: a set with more is one picture many times over, and that is clear by then.
@@ -57,7 +57,7 @@ def near_pairs(vectors: Floats, least: float = NEAR) -> Pairs:
     found, count = [np.empty((0, 2), np.int64)], 0
     for start in range(0, len(vectors), BLOCK):
         for other in range(start, len(vectors), BLOCK):
-            i, j = np.nonzero(vectors[start : start + BLOCK] @ vectors[other : other + BLOCK].T >= least)
+            i, j = np.nonzero(vectors[start : start + BLOCK] @ vectors[other : other + BLOCK].T >= NEAR)
             pairs = np.stack([i + start, j + other], axis=1)
             found.append(pairs[pairs[:, 0] < pairs[:, 1]])
             count += len(found[-1])

@@ -42,15 +42,13 @@ class Reach:
 
 
 def directed(of: Tensor, to: Tensor) -> float:
-    """The largest distance from a row of `of` to the nearest row of `to`; both are float `(n, width)`, not empty."""
+    """The largest distance from a row of `of` to the nearest row of `to`; both are float `(n, width)`, not empty.
+
+    Eq. 4 is the larger of both directions; as printed, its second supremum runs over the wrong set.
+    """
     exact = "donot_use_mm_for_euclid_dist"  # else equal rows are a little apart
     nearest = [torch.cdist(rows, to, compute_mode=exact).amin(dim=1) for rows in torch.split(of, ROWS)]
     return float(torch.cat(nearest).max())
-
-
-def hausdorff(p: Tensor, q: Tensor) -> float:
-    """Eq. 4, the larger of both directions; as printed, its second supremum runs over the wrong set."""
-    return max(directed(p, q), directed(q, p))
 
 
 def distances_to_union(

@@ -43,11 +43,6 @@ class Secret:
         return np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
 
 
-def fresh_secret() -> Secret:
-    """From the operating system's randomness."""
-    return Secret(os.urandom(LENGTH))
-
-
 def keep_secret(path: Path) -> Secret:
     """The secret in this file; where there is none, a fresh one, readable by its owner alone.
 

@@ -20,7 +20,7 @@ from wardround.files import disk_errors, write_for_owner
 TILE = 72  # pixels of a picture on the page
 OF_A_CLASS, OF_A_FINDING = 12, 12
 MOST_CLASSES = 40
-SHOWN_NAMES = 200
+SHOWN_NAMES, SHOWN_VALUES = 200, 6
 
 
 def write_page(seen: Inspected, findings: Sequence[Finding], path: Path) -> None:
@@ -67,10 +67,10 @@ def facts(seen: Inspected) -> Iterator[tuple[str, str]]:
         yield "cache", seen.cached
 
 
-def _most_frequent(values: Iterable[str], shown: int = 6) -> str:
+def _most_frequent(values: Iterable[str]) -> str:
     found = Counter(values)
-    more = f", and {len(found) - shown} more" if len(found) > shown else ""
-    return ", ".join(f"{value} ({n:,})" for value, n in found.most_common(shown)) + more
+    more = f", and {len(found) - SHOWN_VALUES} more" if len(found) > SHOWN_VALUES else ""
+    return ", ".join(f"{value} ({n:,})" for value, n in found.most_common(SHOWN_VALUES)) + more
 
 
 def _finding(seen: Inspected, finding: Finding) -> dict[str, Any]:
