@@ -4,7 +4,8 @@ import json
 import re
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from commands import Captured, cli, empty_place, ok
 from papers.filed import blood
 from wardround.cli import app
 from wardround.papers.library import ids
+from wardround.progress import Silent
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -26,6 +28,19 @@ TINY = [
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield from empty_place(tmp_path, monkeypatch)
+
+
+def cells_that_ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The steps of the bar over the cells, as they are taken."""
+    taken: list[str] = []
+
+    class Watched(Silent):
+        @contextmanager
+        def task(self, label: str, total: int, done: int = 0) -> Iterator[Callable[[], None]]:
+            yield lambda: taken.append(label)
+
+    monkeypatch.setattr("wardround.papers.cli.Silent", Watched)
+    return taken
 
 
 def entries(name: str = "one_shot_grid") -> list[dict[str, Any]]:
@@ -94,11 +109,13 @@ def test_a_cell_that_was_stopped_goes_on_without_being_told_where(
     def stop(*_: Any) -> None:
         signal.raise_signal(number)
 
+    ended = cells_that_ended(monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr("wardround.papers.fedkper.FedKPer.figures", stop)
         code, _, err = cli(capsys, *line, "--device", "cpu")
     assert code == exit_code
     assert "stopped; go on with: " in err
+    assert ended == []
     (run,) = Path("papers/unfinished").glob("*/*/result.json")
     before = run.read_bytes()
     found: list[bytes] = []
@@ -107,6 +124,7 @@ def test_a_cell_that_was_stopped_goes_on_without_being_told_where(
     )
     ok(capsys, *line, "--device", "cpu")
     assert found == [before]
+    assert ended == ["cells"]
     assert not run.exists()
 
 

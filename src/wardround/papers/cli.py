@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -19,6 +19,9 @@ from wardround.files import disk_errors, write_atomically
 from wardround.progress import Bars, Silent
 from wardround.settings import parse_assignment, put
 from wardround.show import printable
+
+if TYPE_CHECKING:
+    from wardround.papers.work import Say
 
 papers_app = typer.Typer(rich_markup_mode=None)
 UNFINISHED = "unfinished"  # cells that were stopped lie here, beside the results, and go on from here
@@ -131,13 +134,13 @@ def run_command(
     folder = work or (out.parent if out.suffix == ".json" else out) / UNFINISHED
     means = Means(device, folder, seconds, jobs, ray=ray)
     failures = left = 0
-    with _watched(quiet, total, done) as say:
+    with _watched(quiet, total, done) as (say, ended):
         for line in missing:
             say(f"left out: {line}")
         say(f"{done} of {total} cells are done")
         for part, results in opened:
             try:
-                rest, failed = means.finish(part.runs, results, part.plans, say)
+                rest, failed = means.finish(part.runs, results, part.plans, ended)
             except Exception:
                 raise
             except BaseException:  # Ctrl-C, or SIGTERM, which a cluster sends
@@ -234,8 +237,8 @@ def _seeds(text: str | None) -> list[int]:
 
 
 @contextmanager
-def _watched(quiet: bool, total: int, done: int) -> Iterator[Any]:
-    """A bar over the cells on a terminal, and a line for each; every line that tells of seconds is a cell's end."""
+def _watched(quiet: bool, total: int, done: int) -> Iterator[tuple[Say, Say]]:
+    """A bar over the cells on a terminal, and lines beside it: one to say something, one to say that a cell ended."""
     console = Console(stderr=True)
     progress: Silent = Bars(console) if console.is_terminal and not quiet else Silent()
     with progress.task("cells", total, done) as advance:
@@ -243,10 +246,12 @@ def _watched(quiet: bool, total: int, done: int) -> Iterator[Any]:
         def say(text: str) -> None:
             if not quiet:
                 console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
-            if not text.startswith(("left out:", f"{done} of")):
-                advance()
 
-        yield say
+        def ended(text: str) -> None:
+            say(text)
+            advance()
+
+        yield say, ended
 
 
 def _again() -> str:
