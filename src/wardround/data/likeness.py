@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wardround.data.greys import Pixels
-from wardround.data.looks import SIDE, thumbnail
+from wardround.data.looks import SIDE, as_picture, thumbnail
 
 NEAR = 0.995
 MEAN_FROM = 50  # images: the mean of fewer would be made of the very copies that are looked for
@@ -31,7 +31,7 @@ def thumbnails(images: Tensor) -> Pixels:
     """Of images `(n, channels, side, side)`: uint8 `(n, 16, 16)`."""
     found = np.empty((len(images), SIDE, SIDE), np.uint8)
     for place, image in enumerate(images.numpy()):
-        found[place] = thumbnail(image[0] if len(image) == 1 else np.ascontiguousarray(np.moveaxis(image, 0, 2)))
+        found[place] = thumbnail(as_picture(image))
     return found
 
 

@@ -81,6 +81,11 @@ def look_at(picture: Pixels, bits: int) -> Look:
     )
 
 
+def as_picture(image: Pixels) -> Pixels:
+    """One image of a set, `(channels, side, side)`, as a picture: `(side, side)` or `(side, side, 3)`."""
+    return image[0] if len(image) == 1 else np.ascontiguousarray(np.moveaxis(image, 0, 2))
+
+
 def thumbnail(picture: Pixels) -> Pixels:
     """A picture as 16×16 grey pixels, each the mean of what it covers."""
     small = Image.fromarray(picture).resize((SIDE, SIDE), Image.Resampling.BOX)

@@ -19,14 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.data.groups import read_groups
+from wardround.data.groups import KEYS, read_groups
 from wardround.data.imageset import Dataset, ImageSet
 from wardround.data.likeness import like_across, thumbnails
 from wardround.errors import BadInput
 
 PARTS = ("train", "val", "test")
 SITE_KEYS = ("site", "site_id")
-GROUP_KEYS = ("patient", "patient_id", "lesion", "lesion_id")  # the widest group first: a patient may have two lesions
 
 # What zipfile and numpy raise for a file that is damaged, encrypted, or no zip of arrays.
 DAMAGE = (OSError, EOFError, ValueError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error)
@@ -127,7 +126,7 @@ def read_medmnist(path: Path, groups: Path | None = None) -> Dataset:
     labels = {part: _labels(path, part, arrays) for part in parts}
     classes = _classes(path, labels)
     sites, site_names, is_text = _ids(path, parts, arrays, SITE_KEYS)
-    patients, *_ = _ids(path, parts, arrays, GROUP_KEYS)
+    patients, *_ = _ids(path, parts, arrays, KEYS)
     if groups is not None:
         patients = read_groups(groups, {part: len(labels[part]) for part in parts})
     sets = {
@@ -188,7 +187,7 @@ def _arrays(path: Path) -> Parts:
         raise BadInput(f"{path} does not exist: {_how_to_get(path)}")
     if not (path.is_file() or path.is_dir()):
         raise BadInput(f"{path} is a pipe or a device, which has no end; give a plain file")
-    kinds = ("images", "labels", *SITE_KEYS, *GROUP_KEYS)
+    kinds = ("images", "labels", *SITE_KEYS, *KEYS)
     wanted = [f"{part}_{kind}" for part in PARTS for kind in kinds]
     try:
         if not zipfile.is_zipfile(path):

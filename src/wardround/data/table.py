@@ -141,7 +141,7 @@ def _row(path: Path, number: int, line: Mapping[str, str], slices: str | None) -
     split = line.get("split", "").lower()
     if split and split not in PARTS:
         raise BadInput(f"{where} has split {line['split']!r}; write train, val or test")
-    file = path.parent / line["path"].replace("\\", "/") if "\\" in line["path"] else path.parent / line["path"]
+    file = path.parent / line["path"].replace("\\", "/")
     if not file.exists():
         raise BadInput(f"{where} names {line['path']}, which does not exist; paths are relative to the table")
     rule = line.get("slices") or slices

@@ -19,9 +19,9 @@ from wardround.data.cifar import is_cifar
 from wardround.data.decode import decode
 from wardround.data.folder import folder_plan, folder_rows
 from wardround.data.greys import Pixels
-from wardround.data.imageset import Dataset, ImageSet
+from wardround.data.imageset import Dataset
 from wardround.data.listing import PARTS, Row, plan_rows
-from wardround.data.looks import SIDE, Look, look_at
+from wardround.data.looks import SIDE, Look, as_picture, look_at
 from wardround.data.reading import Read, Source, Wish, read_all
 from wardround.data.sources import CACHE, load, named_rows, refuse_groups, rows_name
 from wardround.errors import BadInput
@@ -81,8 +81,7 @@ class Inspected:
         first, second = self.items[place].source
         if self.data is not None:
             part = (self.data.train, self.data.val, self.data.test)[first]
-            pixels = part.images[second].numpy() if part is not None else np.zeros((1, 1, 1), np.uint8)
-            return pixels[0] if len(pixels) == 1 else np.ascontiguousarray(np.moveaxis(pixels, 0, 2))
+            return as_picture(part.images[second].numpy() if part is not None else np.zeros((1, 1, 1), np.uint8))
         source = self.sources[first]
         return decode(source.path, source.rule)[second]
 
@@ -166,12 +165,7 @@ def _arrays(data: Dataset, progress: Silent) -> Inspected:
             continue
         for place in progress.track(range(len(part)), f"checking {PARTS[number]}"):
             patient = -1 if part.patients is None else int(part.patients[place])
-            item = Item(f"{PARTS[number]} {place}", int(part.labels[place]), number, patient, _look(part, place),
-                        (number, place))  # fmt: skip
-            found.items.append(item)
+            look = look_at(as_picture(part.images[place].numpy()), 8)
+            label = int(part.labels[place])
+            found.items.append(Item(f"{PARTS[number]} {place}", label, number, patient, look, (number, place)))
     return found
-
-
-def _look(part: ImageSet, place: int) -> Look:
-    pixels = part.images[place].numpy()
-    return look_at(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(np.moveaxis(pixels, 0, 2)), 8)
