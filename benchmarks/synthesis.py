@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common import report
+from wardround.learn.distillation import distillation
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay, each
 from wardround.methods.fedisca import AT_ONCE
@@ -37,7 +38,7 @@ from wardround.progress import Silent
 from wardround.run import begin_run
 from wardround.settings import validate
 from wardround.synthesis.inversion import Inversion, Synthesis, balanced_labels, total_variation
-from wardround.synthesis.student import Student, distillation, mixed_distillation
+from wardround.synthesis.student import Student, mixed_distillation
 from wardround.synthesis.teachers import AdaptedTeachers, Precision, Teachers
 
 SITES, BATCH, CLASSES = 5, 256, 8

@@ -14,7 +14,7 @@ from tiny import CPU, images
 from wardround.learn import captured
 from wardround.learn.device import Device
 from wardround.learn.fit import Fit, Fitted, Outputs, Recipe, Step
-from wardround.learn.mutual import MutualDistillation, distillation
+from wardround.learn.mutual import MutualDistillation
 from wardround.learn.side_by_side import train_many
 from wardround.learn.trainer import Trainer, learning_rate, train_one
 from wardround.models import NetSpec, StagedNet, Weights, build, fresh
@@ -32,22 +32,6 @@ def projection() -> Tensor:
 
 def objective(recipe: Recipe) -> MutualDistillation:
     return MutualDistillation(MENTOR, start(MENTOR, 1), projection(), recipe)
-
-
-def test_the_divergence_by_hand_and_per_image() -> None:
-    """KL((½, ½) ‖ (¾, ¼)) = ½·ln(½/¾) + ½·ln(½/¼), whatever the size of the batch."""
-    teacher, student = torch.zeros(1, 2), torch.tensor([[math.log(3.0), 0.0]])
-    expected = 0.5 * math.log(2 / 3) + 0.5 * math.log(2)
-    for size in (1, 4):
-        found = distillation(student.expand(size, 2), teacher.expand(size, 2))
-        assert float(found) == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_teacher_has_no_gradient() -> None:
-    teacher, student = torch.randn(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)
-    distillation(student, teacher).backward()  # type: ignore[no-untyped-call]
-    assert teacher.grad is None
-    assert student.grad is not None
 
 
 def seen(mentee: Tensor, mentor: Tensor) -> tuple[MutualDistillation, Step]:

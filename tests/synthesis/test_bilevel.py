@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import functional_call
 
+from wardround.learn.distillation import distillation
 from wardround.models import NetSpec, fresh
 from wardround.synthesis.bilevel import Lesson, bilevel_update, inner_update, sampled_steps
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student
 
 SPEC = NetSpec("small", 3, 4, 8, width=2)
 CPU = torch.device("cpu")

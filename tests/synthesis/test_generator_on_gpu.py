@@ -5,11 +5,12 @@ import torch
 from torch import Tensor
 
 from wardround.learn import replay
+from wardround.learn.distillation import distillation
 from wardround.learn.predictor import Member
 from wardround.models import NetSpec, fresh
 from wardround.synthesis.generator import BatchMaker, ImageGenerator, settled_logits, view
 from wardround.synthesis.pool import Pool, cropped, draw_crops
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import Precision, Teachers
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

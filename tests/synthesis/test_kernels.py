@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from wardround.learn.distillation import distillation
 from wardround.learn.predictor import Member
 from wardround.models import NetSpec, build, fresh
 from wardround.models.net import twin
 from wardround.synthesis import kernels, stem
 from wardround.synthesis.fused_norm import FusedNorm, TrainedNorm, replace_norms
 from wardround.synthesis.stem import FusedStem, replace_stems
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import Teachers
 
 pytestmark = pytest.mark.skipif(kernels.triton is None, reason="needs Triton, which is for Linux only")

@@ -14,6 +14,7 @@ from torch import Tensor
 from tiny import CPU, context, drive, federation, study
 from wardround.exchange.bundle import Bundle
 from wardround.learn.device import Device
+from wardround.learn.distillation import distillation
 from wardround.learn.fit import weights_hash
 from wardround.learn.predictor import Member
 from wardround.methods import cross_cluster
@@ -22,7 +23,7 @@ from wardround.methods.fedbicross import FedBiCross
 from wardround.methods.state import State
 from wardround.models import NetSpec, build, fresh
 from wardround.synthesis.rehearsal import Kept, Rehearsal, _places, mixed_batch
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import Precision, Teachers
 
 SPEC = NetSpec("small", 3, 4, 8, width=2)

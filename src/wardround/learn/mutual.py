@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wardround.learn import nets
+from wardround.learn.distillation import distillation
 from wardround.learn.fit import Objective, Outputs, Recipe, Step
 from wardround.learn.trainer import make_optimiser, optimiser_state, restore_optimiser
 from wardround.models import NetSpec, StagedNet, Weights, build
@@ -61,9 +62,10 @@ class MutualDistillation(Objective):
         """Both networks' losses in one sum: what belongs to one has no gradient in the other, but for W's term."""
         mentor, mentee = self.seen, step.outputs
         own = F.cross_entropy(mentee.logits, step.labels) + F.cross_entropy(mentor.logits, step.labels)
-        taught = distillation(mentee.logits, mentor.logits) + distillation(mentor.logits, mentee.logits)
+        forth = distillation(mentor.logits.detach(), mentee.logits, 1.0)
+        back = distillation(mentee.logits.detach(), mentor.logits, 1.0)
         hidden = F.mse_loss(F.linear(mentee.features, self.projection), mentor.features)
-        return own + (taught + hidden) / own.detach().clamp_min(SMALLEST)
+        return own + (forth + back + hidden) / own.detach().clamp_min(SMALLEST)
 
     def correct(self, trained: Mapping[str, Tensor]) -> None:
         """The mentor's and W's step."""
@@ -91,8 +93,3 @@ class MutualDistillation(Objective):
         if hasattr(self, "net"):
             self.mentor, self.projection = nets.read(self.net), self.projection.detach()
             del self.net, self.optimiser, self.trained
-
-
-def distillation(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(teacher ‖ student) per image, averaged over the batch; the teacher has no gradient."""
-    return F.kl_div(student.log_softmax(1), teacher.detach().log_softmax(1), reduction="batchmean", log_target=True)

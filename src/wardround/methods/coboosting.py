@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from wardround.learn.distillation import distillation
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay
 from wardround.methods.base import Context
@@ -42,7 +43,7 @@ from wardround.study import Study
 from wardround.synthesis.gallery import one_of_each, trail_of_epochs
 from wardround.synthesis.generator import BatchMaker, ImageGenerator, settled_logits, view
 from wardround.synthesis.pool import Augmentation, Pool
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import Teachers, View
 
 WEIGHTS = "ensemble_weights"

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from wardround.learn.distillation import distillation
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay
 from wardround.methods.base import Context
@@ -40,7 +41,7 @@ from wardround.settings import Count, Frozen, NotNegative, Positive, Share
 from wardround.study import Study
 from wardround.synthesis.gallery import one_of_each, trail_of_epochs
 from wardround.synthesis.generator import ImageGenerator, Output, outputs, require_finite
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import Teachers
 
 GENERATOR = "generator"

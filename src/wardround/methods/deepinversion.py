@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from wardround.learn.distillation import distillation
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay, each
 from wardround.methods.base import Context
@@ -28,7 +29,7 @@ from wardround.settings import Count
 from wardround.synthesis.gallery import Trail
 from wardround.synthesis.inversion import Synthesis, balanced_labels
 from wardround.synthesis.memory import placed
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import Teachers
 
 POOL, SYNTHESIS = "pool", "synthesis"

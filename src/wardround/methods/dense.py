@@ -29,6 +29,7 @@ from pydantic import Field
 from torch import Tensor
 
 from wardround.errors import BadInput
+from wardround.learn.distillation import distillation
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay
 from wardround.methods.base import Context
@@ -41,7 +42,7 @@ from wardround.study import Study
 from wardround.synthesis.gallery import one_of_each, trail_of_epochs
 from wardround.synthesis.generator import BatchMaker, ImageGenerator, settled_logits, view
 from wardround.synthesis.pool import Augmentation, Pool, cropped, draw_crops
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student
 from wardround.synthesis.teachers import Teachers, View
 
 POOL, MAKER = "pool", "maker"  # what was made, and what is making more

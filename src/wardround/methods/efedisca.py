@@ -37,6 +37,7 @@ import torch
 from torch import Generator, Tensor
 
 from wardround.errors import BadInput
+from wardround.learn.distillation import distillation
 from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member
 from wardround.learn.replay import Replay, each
@@ -49,7 +50,7 @@ from wardround.study import Study
 from wardround.synthesis.gallery import Trail
 from wardround.synthesis.inversion import Iterate, Synthesis, balanced_labels
 from wardround.synthesis.noise import bank
-from wardround.synthesis.student import Student, distillation, mixed_distillation
+from wardround.synthesis.student import Student, mixed_distillation
 from wardround.synthesis.teachers import AdaptedTeachers, Teachers, felt
 
 MEMORY, OTHERS, ADAPTED, SYNTHESIS = "memory", "memory_others", "adapted", "synthesis"  # groups of a state

@@ -49,6 +49,7 @@ from wardround.data.federation import Site
 from wardround.errors import BadInput, Diverged
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.payload import Group, Payload, network_groups
+from wardround.learn.distillation import distillation
 from wardround.learn.fit import Fit, Objective, Recipe, Step, Teacher
 from wardround.learn.pixels import normalise
 from wardround.learn.predictor import Member, Predictor, single
@@ -64,7 +65,6 @@ from wardround.settings import Count, Epochs, NotNegative, Positive, Share
 from wardround.study import Study
 from wardround.synthesis import subspaces
 from wardround.synthesis.clusters import Clustering, answers_to_noise, central, group, parameters, similarity
-from wardround.synthesis.student import distillation
 from wardround.synthesis.teachers import Mean
 
 SUBSPACE = "subspace"

@@ -42,6 +42,7 @@ from torch import Tensor
 from wardround.data.imageset import ImageSet
 from wardround.exchange.bundle import Bundle
 from wardround.exchange.payload import Group
+from wardround.learn.distillation import distillation
 from wardround.learn.evaluate import network_outputs
 from wardround.learn.fit import Fit, Fitted, Objective, Step, Teacher
 from wardround.learn.trainer import batch_bounds
@@ -51,7 +52,6 @@ from wardround.methods.template import Averaging, Visit, average, told_weight
 from wardround.models import Weights, spec_layout
 from wardround.settings import Frozen, Positive
 from wardround.study import Study
-from wardround.synthesis.student import distillation
 
 SCORE = "score"
 SCORE_GROUP = Group(

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wardround.learn import nets
+from wardround.learn.distillation import distillation
 from wardround.learn.predictor import Predictor
 from wardround.learn.replay import Replay, each
 from wardround.methods.base import Context
@@ -29,7 +30,7 @@ from wardround.synthesis.generator import ImageGenerator, require_finite
 from wardround.synthesis.panel import PanelTeachers
 from wardround.synthesis.pool import cropped, draw_crops
 from wardround.synthesis.stopwatch import Stopwatch
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student
 from wardround.synthesis.tally import TallyLayer
 
 GENERATOR, FEATURES, TALLY, SUM, SYNTHETIC = "generator", "features", "tally", "sum", "synthetic"

@@ -1,32 +1,18 @@
-"""The network that the coordinator distils, and the loss it learns by."""
+"""The network that the coordinator distils, and the mixed loss it learns by."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from wardround.learn import nets
+from wardround.learn.distillation import distillation
 from wardround.models import NetSpec, Weights, build
 from wardround.synthesis.fused_norm import TrainedNorm, replace_norms
 from wardround.synthesis.teachers import Precision
-
-
-def distillation(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
-    """T²·KL(p(teacher, T) ‖ p(student, T)), the mean over the batch (FedISCA Eq. 2 and 4).
-
-    The factor T² is the public code's and Hinton's: without it the gradient would shrink with the temperature.
-    """
-    divergence = F.kl_div(
-        F.log_softmax(student / temperature, dim=1),
-        F.log_softmax(teacher / temperature, dim=1),
-        reduction="batchmean",
-        log_target=True,
-    )
-    return divergence * temperature**2
 
 
 def mixed_distillation(original: Tensor, adapted: Tensor, said: Tensor, noise: Tensor, temperature: float) -> Tensor:

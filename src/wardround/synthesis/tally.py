@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wardround.learn.distillation import distillation
 from wardround.learn.pairs import TINY, Tally, bounded, harmonic
 from wardround.synthesis.panel import PanelTeachers
-from wardround.synthesis.student import Student, distillation
+from wardround.synthesis.student import Student
 from wardround.synthesis.trained import Alongside
 
 SPREAD = 0.01  # of the layer's first weights
