@@ -81,6 +81,18 @@ def test_images_of_ones_own_take_a_sets_place(tmp_path: Path) -> None:
     assert (settings.data.source, settings.model.name, settings.data.size) == ("phantoms:60", "resnet18", None)
 
 
+def test_a_file_that_is_called_as_drawn_images_is_a_file(tmp_path: Path) -> None:
+    """It is found where it lies, and an entry of other content is another entry."""
+    ids = []
+    for images in ("one", "two"):
+        own = blood(tmp_path / images / "phantoms_scans.npz")
+        own.write_bytes(own.read_bytes() + images.encode())
+        (part,) = chosen("fedmp-1", tmp_path, datasets=[str(own)], methods=["fedmp"], seeds=[0])
+        assert part.plans[0].settings.data.source == str(own)
+        ids.append(part.plans[0].id)
+    assert ids[0] != ids[1]
+
+
 def test_fedmps_own_sets_have_the_papers_network_and_places(tmp_path: Path) -> None:
     for name in ("tb", "busi"):
         (tmp_path / f"{name}.csv").write_text("path,label,site\n")

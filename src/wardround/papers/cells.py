@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wardround.data.sources import PHANTOMS
 from wardround.errors import BadInput
 from wardround.settings import Settings, validate
 from wardround.tensorfile import canonical
@@ -91,8 +92,8 @@ def study_record(settings: Settings, but: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def is_drawn(source: Path) -> bool:
-    """Whether images are drawn, as `phantoms:N`, and not read from a file."""
-    return source.name.startswith("phantoms")
+    """Whether images are drawn, as `phantoms` or `phantoms:N`, and not read from a file, whatever that is called."""
+    return str(source).partition(":")[0] == PHANTOMS
 
 
 def images_source(source: Path) -> str:

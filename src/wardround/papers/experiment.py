@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from wardround.data.medmnist import official_name
-from wardround.data.sources import PHANTOMS
 from wardround.errors import BadInput
 from wardround.learn.device import find_device
 from wardround.papers import fedkper, fedmp, one_shot, paper_setting
-from wardround.papers.cells import Plan, images_hash
+from wardround.papers.cells import Plan, images_hash, is_drawn
 from wardround.papers.datasets import DATASETS, stands_for
 from wardround.papers.families import RUNS
 from wardround.papers.results import Results, read_results
@@ -145,7 +144,7 @@ def _sources(table: Table, datasets: Sequence[str], data: Path) -> tuple[dict[st
                 found[name] = data / known.file
             continue
         path = Path(given)
-        if not given.startswith(PHANTOMS) and not path.exists():
+        if not is_drawn(path) and not path.exists():
             path = data / f"{given}.npz"
             if not path.exists():
                 unknown.append(repr(given))

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from wardround.data.sources import PHANTOMS
-from wardround.papers.cells import images_hash
+from wardround.papers.cells import images_hash, is_drawn
 from wardround.papers.comparison import Block, Comparison, Figure
 from wardround.papers.datasets import DATASETS, is_official
 from wardround.papers.further import NONE, Further, further
@@ -153,10 +152,11 @@ def _provenance(found: Comparison, data: Path) -> Iterable[str]:
 
 def _officially(one: Finished, data: Path) -> str:
     """Kept with the results, or found out from the file in the data folder where it is the very one."""
-    if one.entry["set"].startswith(PHANTOMS):
+    images = one.entry["set"].partition(",")[0]
+    if is_drawn(Path(images)):
         return "drawn, not read from a file"
     official = one.cell.get("official")
-    path = data / f"{one.entry['set'].partition(',')[0]}.npz"
+    path = data / f"{images}.npz"
     if official is None and path.is_file() and one.was_run_on(images_hash(path)):
         official = is_official(path)
     if official is None:
