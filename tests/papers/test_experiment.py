@@ -152,3 +152,12 @@ def test_results_of_other_settings_get_a_file_of_their_own(tmp_path: Path) -> No
         ]
     with pytest.raises(BadInput, match="holds results of another preset or other settings"):
         open_results(found[1], folder / "one_shot_grid.json")
+
+
+def test_results_that_do_not_say_their_settings_are_refused(tmp_path: Path) -> None:
+    blood(tmp_path / "bloodmnist.npz")
+    (part,) = chosen("fedbicross-1", tmp_path, datasets=["blood"], sites=[5], methods=["local"])
+    file = tmp_path / "grid.json"
+    file.write_text(json.dumps({"benchmark": "one_shot_grid", "recipes": {}, "cells": [], "entries": []}))
+    with pytest.raises(BadInput, match="holds results of another preset or other settings; use another --out"):
+        open_results(part, file)

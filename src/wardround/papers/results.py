@@ -25,7 +25,7 @@ class Results:
         self.tree: dict[str, Any] = {**head, "recipes": {}, "cells": [], "entries": [], "summary": []}
         if path.exists():
             found = read_results(path, head["benchmark"])
-            if any(found[key] != head[key] for key in same):
+            if any(found.get(key) != head[key] for key in same):
                 raise BadInput(f"{path} holds results of another preset or other settings; use another --out")
             self.tree |= {key: found[key] for key in PARTS}
             self.tree["summary"] = summarise(self.entries)
