@@ -35,7 +35,7 @@ class Experiment:
     """A name, what its figures mean, the methods that it asks, the rows of one cell, and what all rows come to.
 
     `parts` names the parts of a cell that train on their own and are kept on their own, and `change` what each does to
-    a site before it trains.
+    a site before it trains. `images` makes of a file, in a folder, the one that is dealt to sites.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Experiment:
     markdown: Callable[[Mapping[str, Any]], str]
     parts: Callable[[argparse.Namespace], Sequence[dict[str, Any]]] = lambda options: [{}]
     change: Callable[[Site, Mapping[str, Any]], Site] = lambda site, part: site
+    images: Callable[[Path, Path], Path] = lambda source, folder: source
 
 
 def by_place(rows: Rows, place: Sequence[str]) -> Iterable[tuple[dict[str, Any], Rows]]:
@@ -127,7 +128,8 @@ def _work(experiment: Experiment, options: argparse.Namespace, record: dict[str,
             if options.seconds is not None and time.monotonic() - began > options.seconds:
                 break
             change = lambda site, part=part: experiment.change(site, part)  # noqa: E731
-            cell = open_cell(tree, source, place["alpha"], place["seed"], options.work or Path(folder), change)
+            images = experiment.images(source, Path(folder))
+            cell = open_cell(tree, images, place["alpha"], place["seed"], options.work or Path(folder), change)
             record = _kept(experiment, options.out, record, place, list(experiment.rows(cell, place, options)))
             print(f"{time.monotonic() - began:.0f} s: {place}", flush=True)
 

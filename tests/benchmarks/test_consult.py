@@ -18,7 +18,7 @@ from wardround.methods.registry import make
 from wardround.methods.state import State
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("robust", "heldout", "calibration", "picture", "balance")
+NAMES = ("robust", "heldout", "calibration", "picture", "balance", "two_classes")
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +130,28 @@ def test_calibration_before_and_after(scripts: Any, tmp_path: Path, capsys: Any)
     assert all(0 <= error <= 1 for error in row["figures"].values())
     assert row["figures"]["before_local"] != row["figures"]["after_local"]
     assert "| blobs | 0.5 | 1 |" in capsys.readouterr().out
+
+
+def test_classes_are_merged_into_two(scripts: Any, blobs: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    out = tmp_path / "out.json"
+    assert scripts.two_classes.main([str(blobs), *OPTIONS, "--out", str(out)]) == 2
+    assert "has more than two classes; use bloodmnist, dermamnist, oct3, or a set of two" in capsys.readouterr().err
+    monkeypatch.setitem(scripts.two_classes.SECOND, "blobs", (1, 2))
+    merged = np.load(scripts.two_classes.merged(blobs, tmp_path))
+    assert merged["test_labels"].tolist() == [[0], [1], [1]] * 20
+    assert scripts.two_classes.main([str(blobs), *OPTIONS, "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    (row,) = record["entries"]
+    assert row["figures"].keys() == record["measures"].keys() == scripts.two_classes.FIGURES.keys()
+    assert all(0 <= value <= 1 for value in row["figures"].values())
+    assert "\n| all |  |  |" in capsys.readouterr().out
+
+
+def test_two_classes_that_are_two_already_are_taken_as_they_are(scripts: Any, tmp_path: Path) -> None:
+    labels = {f"{part}_labels": np.array([[0], [1]], dtype=np.uint8) for part in ("train", "val", "test")}
+    np.savez(tmp_path / "breast.npz", **labels)
+    found = np.load(scripts.two_classes.merged(tmp_path / "breast.npz", tmp_path))
+    assert all(found[name].tolist() == [[0], [1]] for name in labels)
 
 
 # What a bad site sends ------------------------------------------------------------------------------------------------

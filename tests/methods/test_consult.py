@@ -141,7 +141,7 @@ def test_images_that_a_model_does_not_show_are_not_counted_and_said(skewed: Any)
     assert notes == [
         f"site-2 tells of images of {unseen} that its model does not show, or did not learn from; 1,900 of its 4,000 "
         "images are not counted",
-        "site-2 tells of 2,100 images, more than 3 times the median of the others'; it is heard as if it had 72",
+        "site-2 tells of 2,100 images, more than 3 times what the others have on average; it is heard as if it had 72",
     ]
 
 
@@ -289,7 +289,7 @@ def test_the_panel_is_made_of_models_and_counts(skewed: Any) -> None:
     assert panel.votes is not None
     assert panel.trust.tolist() == counts.tolist()
     assert panel.votes.tolist() == [2.0, 7.0]
-    assert panel.sharpness == 4.0
+    assert panel.sharpness == 4.0 * 8 / 4  # of four classes
     assert panel.member_log_prior is not None
     torch.testing.assert_close(panel.member_log_prior, log_shares(counts))
     home = method().deliver(ctx, state)["site-2"]
@@ -305,7 +305,7 @@ def test_what_is_common_everywhere_is_expected() -> None:
     """Counts 40 + 20, 10 + 0, 0 + 30 of three classes: shares of 60.5, 10.5, 30.5 of 101.5.
 
     A class that one site alone has is as common as it says; a site that claims a million is held to three times the
-    others' median.
+    others' median or mean.
     """
     counts = torch.tensor([[40, 10, 0], [20, 0, 30]])
     expected = torch.tensor([60.5, 10.5, 30.5], dtype=torch.float64).div(101.5).log()
@@ -318,6 +318,15 @@ def test_what_is_common_everywhere_is_expected() -> None:
     two = torch.tensor([[50, 50], [1_000_000, 0]])  # of two nobody can say which is out of line; 100 and 5 hold here
     lied = panel_of((), two, ConsultSettings(federation=1.0, doubt=5.0)).log_prior
     torch.testing.assert_close(lied, log_shares(torch.tensor([155, 50])))
+
+
+@pytest.mark.parametrize("classes", [2, 3, 8, 20])
+def test_a_class_that_wins_all_its_pairs_has_the_same_odds_however_many_there_are(classes: int) -> None:
+    """It wins C − 1, the others half of their C − 2 pairs: C/2 more, times 5·8/C."""
+    panel = panel_of((), torch.ones(2, classes), ConsultSettings())
+    assert panel.sharpness is not None
+    won, others = classes - 1.0, (classes - 2) / 2
+    assert float(panel.sharpness) * (won - others) == pytest.approx(20.0)
 
 
 def test_the_panel_knows_more_than_the_mean_of_logits(skewed: Any) -> None:

@@ -433,7 +433,7 @@ def test_before_that_both_are_heard(sent: Sent) -> None:
     found = drive(ctx, of.personal(ctx, data.sites[0], delivered, memory))
     assert right(found, ctx, data.sites[0].val) == 0.5
     assert [float(member.weights["head.bias"][3]) for member in found.members] == [50, 0]
-    assert notes[0].startswith("site-1 takes the shared predictor, heard with its own model, with its own prior,")
+    assert notes[0].startswith("site-1 takes the shared predictor, heard with its own model, its own model's votes")
     fixed = drive(ctx, method(replayed=0, prior=0.0).personal(ctx, data.sites[0], delivered, memory))
     assert len(fixed.members) == 1
 
@@ -563,7 +563,7 @@ def test_a_site_without_memory_or_validation_images(sent: Sent) -> None:
     ctx, of = replace(base, note=notes.append), method(replayed=0)
     delivered = home(ctx, of, constant(ctx, 3), 0)
     drive(ctx, of.personal(ctx, data.sites[0], delivered, State()))
-    assert "tempered by 1.00, with so few validation images (0.0% of 12 validation images);" in notes[0]
+    assert "with so few validation images; it has no model of its own to be held against (0.0% of 12 " in notes[0]
     blind = replace(data.sites[0], val=none_of(data.sites[0].val))
     found = drive(ctx, of.personal(ctx, blind, delivered, State()))
     assert found.log_prior is not None

@@ -304,7 +304,8 @@ def test_a_fixed_share_is_taken_whatever_it_does() -> None:
 
 def test_a_site_without_a_model_of_its_own_has_no_bar() -> None:
     found = Judge(site([1] * 20, []), None, calibrate=False).choose([Offer(SHARED, many([1, 0], [1, 0]))], None)
-    assert found.words == "takes the shared predictor as it is (0.0% of 20 validation images)"
+    words = "takes the shared predictor as it is; it has no model of its own to be held against"
+    assert found.words == f"{words} (0.0% of 20 validation images)"
 
 
 def test_a_handful_of_images_begins_with_the_whole_prior() -> None:

@@ -27,7 +27,9 @@ models (`methods/trust.py`), which says how little it hides. Models may be of an
 becomes of batch norm is each model's own affair.
 
 Why T = 3, 100 images of doubt, sharpness 5: chosen by test accuracy on blood cells and retina scans (five sites,
-α 0.1 to 0.5), where the rule is flat around them; docs/consult.md says what else was tried.
+α 0.1 to 0.5), where the rule is flat around them; docs/consult.md says what else was tried. The sharpness is of eight
+classes, blood cells' number; of C it is 8/C times that, so that a class that wins all its pairs has log-odds of 20 to
+the others, however many these are.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ from wardround.study import Study
 KNOWN = 10.0  # images of a pair, by the harmonic mean, from which on a member is held to what it says about it
 ASKED = 20  # images below which a member is not judged
 LOUDER = 4.0  # times, from one voice of the site's own model to the next
+CLASSES = 8  # for which `sharpness` is meant
 
 
 class ConsultSettings(Frozen):
@@ -66,7 +69,7 @@ class ConsultSettings(Frozen):
 
     vote_temperature: Positive = pairs.TEMPERATURE
     doubt: Positive = pairs.DOUBT  # images' worth of the pooled probabilities in every pair
-    sharpness: Positive = 5.0  # from the number of classes won to log-probabilities
+    sharpness: Positive = 5.0  # from the number of classes won to log-probabilities, where there are eight classes
     federation: NotNegative = 0.5  # of the log shares of all sites' images
     counts: Literal["exact", "binned", "none"] = "exact"
     prior: NotNegative | None = None  # t; None: `least_prior`, and what it takes to be as good as the site's own model
@@ -150,7 +153,11 @@ class Consult(ClassEnsemble):
 
 
 def panel_of(members: tuple[Member, ...], counts: Tensor, how: ConsultSettings) -> Predictor:
-    """Networks and what each has seen (members, classes) as one predictor."""
+    """Networks and what each has seen (members, classes) as one predictor.
+
+    A class that wins all its pairs is half the number of classes ahead of the others, which win half of theirs. So the
+    fewer classes, the sharper: else the priors of sites, which know nothing of that, would drown the votes on two.
+    """
     trust = plausible(counts.double())
     return Predictor(
         counts.shape[1],
@@ -160,7 +167,7 @@ def panel_of(members: tuple[Member, ...], counts: Tensor, how: ConsultSettings) 
         log_prior=common_prior(trust, how),
         member_log_prior=log_shares(counts),
         votes=torch.tensor([how.vote_temperature, how.doubt], dtype=torch.float64),
-        sharpness=torch.tensor(how.sharpness, dtype=torch.float64),
+        sharpness=torch.tensor(how.sharpness * CLASSES / counts.shape[1], dtype=torch.float64),
     )
 
 

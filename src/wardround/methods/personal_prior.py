@@ -111,6 +111,7 @@ class Judge:
                 return self._finished(alone, own[1].double(), alone.familiarity([own[1]]), words)
         chosen, words = self._tempered(trial.offer, trial.t, self._why(trial), trial.taken)
         found = trial.offer.tempered(trial.t, self._log_prior()) - trial.taken
+        words += "; it has no model of its own to be held against" if own is None and self.prior is None else ""
         return self._finished(chosen, found, trial.offer.familiar, f"takes {words}", own)
 
     def _least(self, offers: Sequence[Offer], needed: int) -> Trial:

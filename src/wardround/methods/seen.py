@@ -85,7 +85,7 @@ def _note_large(ctx: Context, counts: Mapping[str, Tensor]) -> None:
     for site, told, believed in zip(counts, table.sum(dim=1), plausible(table).sum(dim=1), strict=True):
         if believed < NOTED * told:
             ctx.note(
-                f"{site} tells of {told:,.0f} images, more than {MOST:g} times the median of the others'; it is "
+                f"{site} tells of {told:,.0f} images, more than {MOST:g} times what the others have on average; it is "
                 f"heard as if it had {believed:,.0f}"
             )
 
