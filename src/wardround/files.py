@@ -18,7 +18,8 @@ def whole_or_not(path: Path) -> Iterator[Path]:
     What lies in that place before goes: in a folder from elsewhere it may be a link to any file of this machine.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.unlink(missing_ok=True)
+    if os.path.lexists(part):
+        part.unlink()
     try:
         yield part
         with part.open("rb+") as file:

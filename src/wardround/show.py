@@ -67,7 +67,7 @@ def _unlike_default(method: Any) -> str:
 
 
 def _lower(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def result(console: Console, found: dict[str, Any], path: Path, brief: bool = False) -> None:
