@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from experiments import Experiment, Rows, by_place, main_of, means
+from experiments import Experiment, main_of
+from predictors import measured, over_seeds, row, table
 from trained_cells import Cell
 from wardround.learn.predictor import Predictor
 from wardround.measure import BINS, calibration_gap_in_mix
 from wardround.methods.state import State
-from wardround.papers.summaries import cells, headed
 
 NAME = "consult_calibration"
 METHOD = "consult"
@@ -31,27 +31,31 @@ WHO = {
     "before": "what sites deploy, not calibrated",
     "after": "what sites deploy, calibrated",
 }
-FIGURES = {
-    f"{who}_{test}": f"expected calibration error ({BINS} equal bins) of {words} on {mix}, averaged over sites"
-    for who, words in WHO.items()
-    for test, mix in (("local", "each site's local test"), ("global", "the global test"))
+COLUMNS = {
+    "own": "own models",
+    "shared": "shared",
+    "before": "deployed, not calibrated",
+    "after": "deployed, calibrated",
 }
 
 
 def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One row: all predictors of a cell."""
-    labels = cell.data.test.labels.cpu()
-    found: dict[str, list[float]] = {name: [] for name in FIGURES}
-    predictors = _predictors(cell)
-    for site in cell.data.sites:
-        everybody = labels.bincount(minlength=len(cell.data.classes)).double()
-        own = everybody if site.test.class_weights is None else site.test.class_weights.cpu()
-        for who, of_site in predictors.items():
-            scores = cell.scores(of_site[site.name])
-            found[f"{who}_local"].append(calibration_gap_in_mix(scores, labels, own))
-            found[f"{who}_global"].append(calibration_gap_in_mix(scores, labels, everybody))
-    yield {**place, "figures": {name: round(mean(errors), 6) for name, errors in found.items()}}
+    yield row(place, {who: _errors(cell, of_site) for who, of_site in _predictors(cell).items()})
     cell.forget()
+
+
+def _errors(cell: Cell, of_site: Mapping[str, Predictor]) -> tuple[float, float]:
+    """Local and global, averaged over sites."""
+    labels = cell.data.test.labels.cpu()
+    everybody = labels.bincount(minlength=len(cell.data.classes)).double()
+    found = []
+    for site in cell.data.sites:
+        own = everybody if site.test.class_weights is None else site.test.class_weights.cpu()
+        scores = cell.scores(of_site[site.name])
+        found.append([calibration_gap_in_mix(scores, labels, mix) for mix in (own, everybody)])
+    local, shared = (mean(errors) for errors in zip(*found, strict=True))
+    return local, shared
 
 
 def _predictors(cell: Cell) -> dict[str, dict[str, Predictor]]:
@@ -63,26 +67,22 @@ def _predictors(cell: Cell) -> dict[str, dict[str, Predictor]]:
         made = cell.make(METHOD, calibrate=calibrate)
         works = {s.name: made.personal(cell.context(made), s, home[s.name], State()) for s in cell.data.sites}
         deployed[who] = cell.personal(works)
-    own = {name: Predictor(shared.classes, (shared.members[i],)) for i, name in enumerate(names)}
-    return {"own": own, "shared": dict.fromkeys(names, shared), **deployed}
-
-
-def summarise(rows: Rows) -> list[dict[str, Any]]:
-    """Means over seeds."""
-    return [{**head, **means(found, FIGURES)} for head, found in by_place(rows, ("set", "alpha"))]
+    return {"own": cell.alone(shared), "shared": dict.fromkeys(names, shared), **deployed}
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """One line for each set and alpha: local / global, in percent."""
-    head = ["set", "α", "seeds", "own models", "shared", "deployed, not calibrated", "deployed, calibrated"]
-    lines = headed(head)
-    for row in record["summary"]:
-        figures = [f"{100 * row[f'{who}_local']:.1f} / {100 * row[f'{who}_global']:.1f}" for who in WHO]
-        lines.append(cells([row["set"], f"{row['alpha']:g}", str(len(row["seeds"])), *figures]))
-    return "\n".join(lines)
+    """One line for each set and alpha."""
+    return table(record["summary"], COLUMNS)
 
 
-EXPERIMENT = Experiment(NAME, FIGURES, (METHOD,), entries, summarise, markdown)
+EXPERIMENT = Experiment(
+    NAME,
+    measured(WHO, f"expected calibration error ({BINS} equal bins)"),
+    (METHOD,),
+    entries,
+    over_seeds(WHO),
+    markdown,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

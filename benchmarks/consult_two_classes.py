@@ -13,18 +13,16 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
 
-from experiments import Experiment, Rows, by_place, main_of, means
+from experiments import Experiment, main_of
+from predictors import measured, over_seeds, row, table
 from trained_cells import Cell, shared_predictor
 from wardround.errors import BadInput
-from wardround.learn.predictor import Predictor
 from wardround.methods.consult import CLASSES
 from wardround.methods.state import State
-from wardround.papers.summaries import cells, headed
 
 NAME = "consult_two_classes"
 METHOD, OTHER = "consult", "class-ensemble"
@@ -41,10 +39,13 @@ WHO = {
     "shared_as_eight": "the shared predictor with the sharpness of eight classes",
     "deployed_as_eight": "what sites deploy with that",
 }
-FIGURES = {
-    f"{who}_{test}": f"accuracy of {words} on {on}, averaged over sites"
-    for who, words in WHO.items()
-    for test, on in (("local", "each site's local test"), ("global", "the global test"))
+COLUMNS = {
+    "own": "own models",
+    "class_ensemble": f"`{OTHER}`",
+    "shared": "shared",
+    "deployed": "deployed",
+    "shared_as_eight": "shared, β = 5",
+    "deployed_as_eight": "deployed, β = 5",
 }
 
 
@@ -72,37 +73,18 @@ def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -
         ctx = cell.context(method)
         *_, state = method.absorb(ctx, State(), cell.answers)
         shared = shared_predictor(method, ctx, state)
-        own = {name: Predictor(shared.classes, (shared.members[i],)) for i, name in enumerate(names)}
-        found["own"] = cell.accuracies(own)
+        found["own"] = cell.accuracies(cell.alone(shared))
         found[f"shared{end}"] = cell.accuracies(dict.fromkeys(names, shared))
         found[f"deployed{end}"] = cell.at_sites(method, ctx, state)
-    figures = {f"{who}_{test}": found[who][i] for who in WHO for i, test in enumerate(("local", "global"))}
-    yield {**place, "figures": {name: round(value, 6) for name, value in figures.items()}}
-
-
-def summarise(rows: Rows) -> list[dict[str, Any]]:
-    """Means over seeds."""
-    return [{**head, **means(found, FIGURES)} for head, found in by_place(rows, ("set", "alpha"))]
+    yield row(place, {name: found[name] for name in WHO})
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """One line for each set and alpha: local / global, in percent; and a last one, of all."""
-    asked = ["own models", "`class-ensemble`", "shared", "deployed", "shared, β = 5", "deployed, β = 5"]
-    lines = headed(["set", "α", "seeds", *asked])
-    rows = record["summary"]
-    for row in rows:
-        lines.append(cells([row["set"], f"{row['alpha']:g}", str(len(row["seeds"])), *_figures(row)]))
-    if rows:
-        all_rows = {name: mean(row[name] for row in rows) for name in FIGURES}
-        lines.append(cells(["all", "", "", *_figures(all_rows)]))
-    return "\n".join(lines)
+    """One line for each set and alpha, and a last one, of all."""
+    return table(record["summary"], COLUMNS, all_sets=True)
 
 
-def _figures(row: Mapping[str, float]) -> list[str]:
-    return [f"{100 * row[f'{who}_local']:.1f} / {100 * row[f'{who}_global']:.1f}" for who in WHO]
-
-
-EXPERIMENT = Experiment(NAME, FIGURES, (METHOD, OTHER), entries, summarise, markdown, images=merged)
+EXPERIMENT = Experiment(NAME, measured(WHO), (METHOD, OTHER), entries, over_seeds(WHO), markdown, images=merged)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -118,6 +118,10 @@ class Cell:
         local = mean(found.accuracy(site.test.class_weights) for site, found in tallies)
         return local, mean(found.accuracy() for _, found in tallies)
 
+    def alone(self, panel: Predictor) -> dict[str, Predictor]:
+        """The sites' own models, out of a predictor of all of them."""
+        return {name: Predictor(panel.classes, (panel.members[i],)) for i, name in enumerate(sorted(self.answers))}
+
     def at_sites(self, method: Method, ctx: Context, state: State) -> tuple[float, float]:
         """Local and global accuracy of what sites make of a method's result; each remembers its own model."""
         home = method.deliver(ctx, state)

@@ -14,11 +14,12 @@ import torch
 
 from tiny import context, drive, federation, images, study
 from wardround.exchange.bundle import Bundle
+from wardround.methods import personal_prior
 from wardround.methods.registry import make
 from wardround.methods.state import State
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("robust", "heldout", "calibration", "picture", "balance", "two_classes")
+NAMES = ("robust", "heldout", "calibration", "picture", "balance", "two_classes", "site_choice")
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def test_calibration_before_and_after(scripts: Any, tmp_path: Path, capsys: Any)
     out, blobs = tmp_path / "out.json", _blobs(tmp_path / "blobs.npz", 900)  # with validation images enough to fit
     assert scripts.calibration.main([str(blobs), *OPTIONS, "--out", str(out)]) == 0
     (row,) = json.loads(out.read_text())["entries"]
-    assert set(row["figures"]) == set(scripts.calibration.FIGURES)
+    assert set(row["figures"]) == set(scripts.calibration.EXPERIMENT.figures)
     assert all(0 <= error <= 1 for error in row["figures"].values())
     assert row["figures"]["before_local"] != row["figures"]["after_local"]
     assert "| blobs | 0.5 | 1 |" in capsys.readouterr().out
@@ -142,9 +143,36 @@ def test_classes_are_merged_into_two(scripts: Any, blobs: Path, tmp_path: Path, 
     assert scripts.two_classes.main([str(blobs), *OPTIONS, "--out", str(out)]) == 0
     record = json.loads(out.read_text())
     (row,) = record["entries"]
-    assert row["figures"].keys() == record["measures"].keys() == scripts.two_classes.FIGURES.keys()
+    assert row["figures"].keys() == record["measures"].keys()
     assert all(0 <= value <= 1 for value in row["figures"].values())
     assert "\n| all |  |  |" in capsys.readouterr().out
+
+
+def test_what_each_step_of_a_sites_choice_is_worth(scripts: Any, tmp_path: Path, capsys: Any) -> None:
+    """The pages' line is what the row says, and what a step is without is put back."""
+    out, blobs = tmp_path / "out.json", _blobs(tmp_path / "blobs.npz", 900)
+    assert scripts.site_choice.main([str(blobs), *OPTIONS, "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    ((row,), (line,)) = record["entries"], record["summary"]
+    assert row["figures"].keys() == record["measures"].keys()
+    assert line == {"set": "blobs", "alpha": 0.5, "seeds": [0], **row["figures"]}
+    pairs = [[100 * row["figures"][f"{who}_{test}"] for test in ("local", "global")] for who in scripts.site_choice.WHO]
+    shown = " | ".join(f"{local:.1f} / {everywhere:.1f}" for local, everywhere in pairs)
+    assert capsys.readouterr().out.endswith(f"| blobs | 0.5 | 1 | {shown} |\n| all |  |  | {shown} |\n")
+    scores, labels = torch.tensor([[0.0, 1.0]]).double(), torch.tensor([0])
+    assert personal_prior.corrections(scores, labels, 1, torch.full((2,), 9.0).double())[1] > 1
+
+
+def test_a_step_that_is_taken_away_moves_no_class(scripts: Any) -> None:
+    """Class 1 is named for one image of class 0, by a margin of 1; to raise a class alone there must be a third."""
+    scores, labels = torch.tensor([[0.0, 1.0, -5.0]]).double(), torch.tensor([0])
+    third, far = torch.tensor([[0.0, 1.0, 2.0]]).double(), torch.tensor([0.0, 9.0, 9.0]).double()
+    with scripts.site_choice._without("corrections"):
+        assert not personal_prior.corrections(scores, labels, 1, far).any()
+    with scripts.site_choice._without("raising"):
+        assert personal_prior.corrections(scores, labels, 1, far)[1] > 1
+        assert not personal_prior.corrections(third, labels, 1, far).any()
+    assert personal_prior.corrections(third, labels, 1, far)[0] < -2
 
 
 def test_two_classes_that_are_two_already_are_taken_as_they_are(scripts: Any, tmp_path: Path) -> None:
