@@ -1,11 +1,10 @@
 """What each step of a site's choice under `consult` is worth, on the same site models.
 
 A site that finds the panel less often right on its validation images than its own model expects less of classes that
-the panel names too readily (lowered), more of one that it names too rarely (raised), and takes more of its own prior.
-Here a site may do only the last, the first and the last, or all three; beside them the panel as it is, and with a fixed
-quarter of the prior, which asks no validation images.
+the panel names too readily, and where that is not enough takes more of its own prior. Here a site may do both, or the
+second alone; beside them the panel as it is, and with a fixed quarter of the prior, which asks no validation images.
 
-    python benchmarks/consult_site_choice.py bloodmnist.npz dermamnist.npz oct3.npz --smoke --alphas 0.1 0.3
+    python benchmarks/consult_site_choice.py bloodmnist.npz dermamnist.npz oct3.npz --smoke --seeds 0 1 2 3 4 5
     python benchmarks/consult_site_choice.py --table --page docs/consult.md
 """
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -33,28 +31,21 @@ WHO = {
     "own": "the sites' own models",
     "shared": "the shared predictor",
     "quarter": "the shared predictor with a quarter of each site's prior",
-    "prior": "what sites deploy where they may take more of their prior and no more",
-    "lowered": "what sites deploy where they may lower classes, too",
-    "deployed": "what sites deploy: classes are lowered and raised",
+    "prior": "what sites deploy where they may take more of their prior and lower no class",
+    "deployed": "what sites deploy",
 }
 COLUMNS = {
     "own": "own models",
     "shared": "shared",
     "quarter": "a fixed ¼ of the prior",
     "prior": "more of the prior",
-    "lowered": "and lowered",
-    "deployed": "and raised",
+    "deployed": "classes lowered, too",
 }
 
 
 def _nothing(scores: Tensor, *_: object) -> Tensor:
-    """In the place of a step of `personal_prior`: no class is moved."""
+    """In the place of `lowering`: no class is moved. No setting does it, as nobody but this table would want it."""
     return torch.zeros(scores.shape[1], dtype=torch.float64)
-
-
-def _without(step: str) -> AbstractContextManager[object]:
-    """Sites that do not have this step. No setting does it, as nobody but this table would want it."""
-    return mock.patch.object(personal_prior, step, _nothing)
 
 
 def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -64,14 +55,9 @@ def entries(cell: Cell, place: Mapping[str, Any], options: argparse.Namespace) -
     alone, everywhere = cell.alone(shared), dict.fromkeys(names, shared)
     found = {"own": cell.accuracies(alone), "shared": cell.accuracies(everywhere)}
     found["quarter"] = cell.at_sites(cell.make(METHOD, prior=QUARTER), ctx, state)
-    steps: dict[str, AbstractContextManager[object]] = {
-        "prior": _without("corrections"),
-        "lowered": _without("raising"),
-        "deployed": nullcontext(),
-    }
-    for who, allowed in steps.items():
-        with allowed:
-            found[who] = cell.at_sites(method, ctx, state)
+    with mock.patch.object(personal_prior, "lowering", _nothing):
+        found["prior"] = cell.at_sites(method, ctx, state)
+    found["deployed"] = cell.at_sites(method, ctx, state)
     yield row(place, found)
 
 

@@ -159,20 +159,9 @@ def test_what_each_step_of_a_sites_choice_is_worth(scripts: Any, tmp_path: Path,
     pairs = [[100 * row["figures"][f"{who}_{test}"] for test in ("local", "global")] for who in scripts.site_choice.WHO]
     shown = " | ".join(f"{local:.1f} / {everywhere:.1f}" for local, everywhere in pairs)
     assert capsys.readouterr().out.endswith(f"| blobs | 0.5 | 1 | {shown} |\n| all |  |  | {shown} |\n")
-    scores, labels = torch.tensor([[0.0, 1.0]]).double(), torch.tensor([0])
-    assert personal_prior.corrections(scores, labels, 1, torch.full((2,), 9.0).double())[1] > 1
-
-
-def test_a_step_that_is_taken_away_moves_no_class(scripts: Any) -> None:
-    """Class 1 is named for one image of class 0, by a margin of 1; to raise a class alone there must be a third."""
-    scores, labels = torch.tensor([[0.0, 1.0, -5.0]]).double(), torch.tensor([0])
-    third, far = torch.tensor([[0.0, 1.0, 2.0]]).double(), torch.tensor([0.0, 9.0, 9.0]).double()
-    with scripts.site_choice._without("corrections"):
-        assert not personal_prior.corrections(scores, labels, 1, far).any()
-    with scripts.site_choice._without("raising"):
-        assert personal_prior.corrections(scores, labels, 1, far)[1] > 1
-        assert not personal_prior.corrections(third, labels, 1, far).any()
-    assert personal_prior.corrections(third, labels, 1, far)[0] < -2
+    scores, labels, far = torch.tensor([[0.0, 1.0]]).double(), torch.tensor([0]), torch.full((2,), 9.0).double()
+    assert not scripts.site_choice._nothing(scores, labels, 1, far).any()
+    assert personal_prior.lowering(scores, labels, 1, far)[1] > 1
 
 
 def test_two_classes_that_are_two_already_are_taken_as_they_are(scripts: Any, tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ def scripts() -> Iterator[Any]:
             "robust": "consult_robust",
             "calibration": "consult_calibration",
             "heldout": "consult_heldout",
+            "site_choice": "consult_site_choice",
+            "two_classes": "consult_two_classes",
             "cells": "trained_cells",
         }
         yield SimpleNamespace(**{short: importlib.import_module(name) for short, name in names.items()})
@@ -205,6 +207,8 @@ def test_what_bf16_costs_by_hand(scripts: Any) -> None:
         ("robust", "consult_robust"),
         ("calibration", "consult_calibration"),
         ("heldout", "consult_heldout"),
+        ("site_choice", "consult_site_choice"),
+        ("two_classes", "consult_two_classes"),
     ],
 )
 def test_the_page_of_consult_has_them(scripts: Any, short: str, name: str, tmp_path: Path) -> None:

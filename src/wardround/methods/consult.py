@@ -15,8 +15,7 @@ At the site the shared predictor becomes its own, with the site's validation ima
   predictor, at t = 1 Bayes' rule for a site whose next patients are like its last; the smaller t, the more is kept of
   what others have seen. A site begins with a quarter (`least_prior`; with fewer than 20 validation images, with 1);
 - where the panel is then less often right than the site's own model, it expects less of the classes that it names too
-  readily, no further than it must, or more of one that it names too rarely; and where that is not enough, it takes more
-  of the prior (`prior` fixes t, and does none of this);
+  readily, no further than it must; and where that is not enough, more of the prior (`prior` fixes t, and does neither);
 - its own model's votes may count 4, 16 or 64 times (`own_voice` is the most), if less is needed then;
 - where nothing is enough, the site keeps its own model. So it is never below it on those images.
 - probabilities are sharpened or flattened to what the validation images say (`calibrate`).

@@ -4,11 +4,10 @@ Multiplying by the whole prior (t = 1) is right for a site whose next patients a
 others have seen; t = 0 is the shared predictor. A site begins with a little of its prior. Where the predictor is then
 less often right than the site's own model, it is usually for a class or two that it names too readily: the scores of
 these are lowered, no further than it must be (`lowering`) nor than three times the prior would, and all others stay as
-they are. Where there is no such class, as the right one comes third, one that it names too rarely is raised
-(`raising`). Only where that is not enough, t rises, for all classes. As the prior comes, what the shared predictor
-itself expects goes: (1 − t) of it stays, none from t = 1 on. Where the shared predictor comes in several forms, the one
-that needs the least is taken; where that is much, other forms are tried (`otherwise`), as they are before a site keeps
-its own model. A handful of images would find almost anything as good, so with fewer than `ENOUGH` of them a site begins
+they are. Only where that is not enough, t rises, for all classes. As the prior comes, what the shared predictor itself
+expects goes: (1 − t) of it stays, none from t = 1 on. Where the shared predictor comes in several forms, the one that
+needs the least is taken; where that is much, other forms are tried (`otherwise`), as they are before a site keeps its
+own model. A handful of images would find almost anything as good, so with fewer than `ENOUGH` of them a site begins
 with t = 1.
 """
 
@@ -58,10 +57,7 @@ class Offer(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A form with t of the site's prior and what is taken off each class's score, and how many answers are right.
-
-    Below 0 it is added.
-    """
+    """A form with t of the site's prior and what is taken off each class's score, and how many answers are right."""
 
     offer: Offer
     t: float
@@ -70,8 +66,8 @@ class Trial(NamedTuple):
 
     @property
     def needs(self) -> tuple[float, int]:
-        """Of forms with one t the smallest is the best: the less scores move, and of equals the more are right."""
-        return float(self.taken.abs().sum()), -self.right
+        """Of forms with one t the smallest is the best: the less is taken off, and of equals the more are right."""
+        return float(self.taken.sum()), -self.right
 
 
 class Choice(NamedTuple):
@@ -134,11 +130,11 @@ class Judge:
     def _lacks(self, trial: Trial, needed: int) -> tuple[int, float]:
         """Of any two the smaller is the better: right answers that are missing, and how far scores were moved.
 
-        That is what was taken off all classes or added, by the prior, too, in units of how far the first class is above
-        the mean of all, so that networks and panels, whose scores differ in size, may be compared.
+        That is what was taken off all classes, by the prior, too, in units of how far the first class is above the
+        mean of all, so that networks and panels, whose scores differ in size, may be compared.
         """
         log_prior, scores = self._log_prior(), trial.offer.scores
-        moved = trial.taken.abs() + (trial.t - self._begins_with()) * (log_prior.max() - log_prior)
+        moved = trial.taken + (trial.t - self._begins_with()) * (log_prior.max() - log_prior)
         above = (scores.amax(dim=1) - scores.mean(dim=1)).mean().clamp_min(NUDGE)
         return max(0, needed - trial.right), float(moved.sum() / above)
 
@@ -151,7 +147,7 @@ class Judge:
     def _tried(self, offer: Offer, t: float, needed: int) -> Trial:
         labels, log_prior = self.site.val.labels.cpu(), self._log_prior()
         scores, most = offer.tempered(t, log_prior), (MOST_TEMPER - t) * (log_prior.max() - log_prior)
-        taken = corrections(scores, labels, needed, most) if needed else torch.zeros_like(log_prior)
+        taken = lowering(scores, labels, needed, most) if needed else torch.zeros_like(log_prior)
         return Trial(offer, t, taken, surely_right(scores - taken, labels))
 
     def _log_prior(self) -> Tensor:
@@ -189,10 +185,6 @@ class Judge:
         least = None if familiar is None else lowest_familiar(familiar[found.argmax(dim=1) == labels])
         return Choice(replace(chosen, least_familiar=least), words, right)
 
-    def _named(self, how: str, which: Tensor) -> list[str]:
-        names = [self.site.val.classes[c] for c in torch.nonzero(which).flatten().tolist()]
-        return [f"{how} of {', '.join(names)}"] if names else []
-
     def unjudged(self, offer: Offer) -> tuple[Predictor, str]:
         """Of a site without validation images: the whole prior, or as much of it as was fixed."""
         t = float(len(self.site.train) > 0) if self.prior is None else self.prior
@@ -201,53 +193,14 @@ class Judge:
 
     def _tempered(self, offer: Offer, t: float, why: str, taken: Tensor | None = None) -> tuple[Predictor, str]:
         """The shared predictor with t of the site's prior, in words; `why` is told where t was not set."""
-        moved = (
-            "" if taken is None else " and ".join((*self._named("less", taken > 0), *self._named("more", taken < 0)))
-        )
+        lowered = [] if taken is None else [self.site.val.classes[c] for c in torch.nonzero(taken).flatten().tolist()]
         end = ", as set" if self.prior is not None else f", {why}" if t else ""
-        end += f"; it expects {moved}, to be as good as its own model" if moved else ""
-        if t == 0 and not moved:
+        end += f"; it expects less of {', '.join(lowered)}, to be as good as its own model" if lowered else ""
+        if t == 0 and not lowered:
             return offer.predictor, f"the shared predictor{offer.how.rstrip(',') or ' as it is'}{end}"
         prior = offer.expects(t, self._log_prior()) - (0 if taken is None else taken)
         some = f"{offer.how} with its own prior, tempered by {t:.2f}" if t else offer.how.rstrip(",") or " as it is"
         return replace(offer.predictor, log_prior=prior), f"the shared predictor{some}{end}"
-
-
-def corrections(scores: Tensor, labels: Tensor, needed: int, most: Tensor) -> Tensor:
-    """What to take off each class's score, or below 0 to add, so that `needed` answers are right, or as many as it can.
-
-    One class is raised only where none is worth lowering; no further than three times the prior would raise it over the
-    rarest.
-    """
-    taken = torch.zeros(scores.shape[1], dtype=torch.float64)
-    while True:
-        taken = taken + lowering(scores - taken, labels, needed, most - taken)
-        added = raising(scores - taken, labels, needed, most.max() - most + taken)
-        if not bool(added.any()):
-            return taken
-        taken = taken - added
-
-
-def raising(scores: Tensor, labels: Tensor, needed: int, most: Tensor) -> Tensor:
-    """The one class whose score is worth adding to, and how much, at most `most`: `(classes,)`, all 0 where none is.
-
-    A wrong answer becomes right where its own class c comes first by that, whatever is between; a right one that is
-    another's is lost. That is far less than a larger t, which raises all classes that the site has.
-    """
-    added = torch.zeros(scores.shape[1], dtype=torch.float64)
-    missing = needed - surely_right(scores, labels)
-    first, named = scores.max(dim=1)
-    behind = first - scores.gather(1, labels.unsqueeze(1)).squeeze(1)
-    wrong, best, most_gained = named != labels, None, 0.0
-    for c in torch.unique(labels[wrong]).tolist() if missing > 0 else ():
-        won = behind[wrong & (labels == c)].sort().values
-        lost = (first - scores[:, c])[~wrong & (labels != c)].sort().values
-        gained, step = _best_step(won, lost, missing, float(most[c]))
-        if gained > most_gained:
-            best, most_gained = (c, step), gained
-    if best is not None:
-        added[best[0]] = best[1]
-    return added
 
 
 def lowering(scores: Tensor, labels: Tensor, needed: int, most: Tensor) -> Tensor:
@@ -275,7 +228,7 @@ def lowering(scores: Tensor, labels: Tensor, needed: int, most: Tensor) -> Tenso
 
 
 def _best_step(won: Tensor, lost: Tensor, missing: int, most: float) -> tuple[float, float]:
-    """How far to move a class, given the margins of answers that are then won and lost, and the gain for it; or 0."""
+    """What to take off a class, given the margins of answers that are then won and lost, and the gain for it; or 0."""
     steps = won + NUDGE
     steps = steps[steps <= most]
     if len(steps) == 0:
