@@ -19,7 +19,7 @@ from wardround.methods.registry import make
 from wardround.methods.state import State
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("robust", "heldout", "calibration", "picture", "balance", "two_classes", "site_choice")
+NAMES = ("robust", "heldout", "calibration", "picture", "balance", "two_classes", "sharpness", "site_choice")
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +146,16 @@ def test_classes_are_merged_into_two(scripts: Any, blobs: Path, tmp_path: Path, 
     assert row["figures"].keys() == record["measures"].keys()
     assert all(0 <= value <= 1 for value in row["figures"].values())
     assert "\n| all |  |  |" in capsys.readouterr().out
+
+
+def test_the_sharpness_of_eight_classes_asked_about_three(scripts: Any, blobs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert scripts.sharpness.main([str(blobs), *OPTIONS, "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    (row,) = record["entries"]
+    assert record["benchmark"] == scripts.sharpness.NAME
+    assert row["figures"].keys() == record["measures"].keys()
+    assert row["figures"]["own_local"] != row["figures"]["shared_local"]
 
 
 def test_what_each_step_of_a_sites_choice_is_worth(scripts: Any, tmp_path: Path, capsys: Any) -> None:

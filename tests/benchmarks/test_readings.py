@@ -49,6 +49,7 @@ def scripts() -> Iterator[Any]:
             "heldout": "consult_heldout",
             "site_choice": "consult_site_choice",
             "two_classes": "consult_two_classes",
+            "sharpness": "consult_sharpness",
             "cells": "trained_cells",
         }
         yield SimpleNamespace(**{short: importlib.import_module(name) for short, name in names.items()})
@@ -209,6 +210,7 @@ def test_what_bf16_costs_by_hand(scripts: Any) -> None:
         ("heldout", "consult_heldout"),
         ("site_choice", "consult_site_choice"),
         ("two_classes", "consult_two_classes"),
+        ("sharpness", "consult_sharpness"),
     ],
 )
 def test_the_page_of_consult_has_them(scripts: Any, short: str, name: str, tmp_path: Path) -> None:
