@@ -148,14 +148,27 @@ def test_classes_are_merged_into_two(scripts: Any, blobs: Path, tmp_path: Path, 
     assert "\n| all |  |  |" in capsys.readouterr().out
 
 
-def test_the_sharpness_of_eight_classes_asked_about_three(scripts: Any, blobs: Path, tmp_path: Path) -> None:
+def test_the_sharpness_of_eight_classes_asked_about_three(
+    scripts: Any, blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All classes are kept, and the panel is asked with β = 5·8/3, and with the 5 of eight classes."""
+    from wardround.methods import consult
+
+    made, asked = consult.panel_of, set()
+
+    def panel_of(members: Any, counts: torch.Tensor, how: Any) -> Any:
+        panel = made(members, counts, how)
+        asked.add((counts.shape[1], round(float(panel.sharpness), 6)))
+        return panel
+
+    monkeypatch.setattr(consult, "panel_of", panel_of)
     out = tmp_path / "out.json"
     assert scripts.sharpness.main([str(blobs), *OPTIONS, "--out", str(out)]) == 0
     record = json.loads(out.read_text())
     (row,) = record["entries"]
     assert record["benchmark"] == scripts.sharpness.NAME
     assert row["figures"].keys() == record["measures"].keys()
-    assert row["figures"]["own_local"] != row["figures"]["shared_local"]
+    assert asked == {(3, 13.333333), (3, 5.0)}
 
 
 def test_what_each_step_of_a_sites_choice_is_worth(scripts: Any, tmp_path: Path, capsys: Any) -> None:
