@@ -1,10 +1,11 @@
 """The figures of docs/oneshot.md, from the results of `one_shot_grid.py`.
 
 Run it when these are new; a test says when the page is behind. Results under the preset `paper` have a part of their
-own.
+own, and so have sites with like patients: FedISCA's Table 2, by `wardround papers run fedisca-2`.
 
     python benchmarks/one_shot_page.py papers/one_shot_grid.json docs/oneshot.md
     python benchmarks/one_shot_page.py papers/one_shot_paper.json docs/oneshot.md
+    python benchmarks/one_shot_page.py papers/fedisca_table2.json docs/oneshot.md
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from typing import Any
 from one_shot_entries import ABLATIONS, ENTRIES, OURS
 from one_shot_summary import NONE, figure, stated
 from pages import fill
+from wardround.papers.library import table
 from wardround.papers.schema import Line
 from wardround.papers.summaries import cells, headed
 
 LOCAL, GLOBAL = "local_accuracy", "global_accuracy"
 PUBLISHED = "paper"  # the preset of published settings
 VARIED = "fedbicross"  # whose bars are shown
+LIKE = table("fedisca-2")  # FedISCA's ablations, of sites with like patients
 
 Row = Mapping[str, Any]
 Rows = Mapping[tuple[str, float, str], Row]
@@ -34,6 +37,8 @@ Rows = Mapping[tuple[str, float, str], Row]
 def figures(tree: Mapping[str, Any]) -> dict[str, str]:
     """What stands between the marks of the page."""
     rows = {(row["set"], row["alpha"], row["entry"]): row for row in tree["summary"]}
+    if all(alpha is None for _, alpha, _ in rows):
+        return {"like patients": like(tree["summary"], tree["study"]["data"]["sites"])}
     if tree["preset"] == PUBLISHED:
         return {"published settings": methods(rows, ENTRIES)}
     return {
@@ -82,6 +87,17 @@ def bars(entries: Sequence[Row], rows: Rows) -> str:
         values = [100 * found[seed][LOCAL] for seed in sorted(seeds)]
         local = f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
         text.append(cells([images, f"{alpha:g}", str(len(seeds)), local, f"{below:.1f}", globally, won]))
+    return "\n".join(text)
+
+
+def like(summary: Sequence[Row], sites: int) -> str:
+    """The shared model's accuracy on everybody's patients in the order of the paper's lines, and what it prints."""
+    text = headed(["set", "entry", "seeds", "accuracy", "published"])
+    order = [line.label for line in LIKE.entries]
+    for row in sorted(summary, key=lambda row: (row["set"], order.index(row["entry"]))):
+        printed = LIKE.printed(row["entry"], row["set"], sites, "iid")
+        shown = NONE if printed is None else printed[0]
+        text.append(cells([row["set"], row["entry"], str(len(row["seeds"])), figure(row, GLOBAL), shown]))
     return "\n".join(text)
 
 

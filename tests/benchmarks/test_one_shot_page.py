@@ -117,10 +117,23 @@ def test_published_settings_are_a_part_of_their_own(page: Any) -> None:
     assert lines(part[1])[2][:2] == ["`fedbicross`", "80.0 / 70.0"]
 
 
+def test_sites_with_like_patients_stand_beside_fedisca_s_table_2(page: Any) -> None:
+    """The published figures are of the paper's text; the ablation of the code's adaptation has none."""
+    rows = [row(name, 0.9, 0.8, 1) for name in ("deepinversion", "fedisca, not adapted", "fedisca, batch adaptation")]
+    found = {**tree(*({**r, "set": "bloodmnist", "alpha": None} for r in rows)), "study": {"data": {"sites": 5}}}
+    (part,) = page.figures(found).items()
+    assert part[0] == "like patients"
+    assert [line[1:] for line in lines(part[1])[2:]] == [
+        ["deepinversion", "1", "80.0", "87.02"],
+        ["fedisca, not adapted", "1", "80.0", "81.61"],
+        ["fedisca, batch adaptation", "1", "80.0", "–"],
+    ]
+
+
 def test_the_page_has_the_figures_of_the_results(page: Any, tmp_path: Path) -> None:
     """Fails when results are new; then run benchmarks/one_shot_page.py with each file of them and docs/oneshot.md."""
     shutil.copy(ROOT / "docs" / "oneshot.md", tmp_path)
-    for results in RESULTS, RESULTS.with_name("one_shot_paper.json"):
+    for results in RESULTS, RESULTS.with_name("one_shot_paper.json"), RESULTS.with_name("fedisca_table2.json"):
         if results == RESULTS or results.exists():
             assert page.main([str(results), str(tmp_path / "oneshot.md")]) == 0
     assert (tmp_path / "oneshot.md").read_bytes() == (ROOT / "docs" / "oneshot.md").read_bytes()
